@@ -256,13 +256,18 @@ def setup(found: Result) -> str:
 
     They are the workload, the simulated or replaced parts, and when and where it was measured.
     """
-    simulated = "\n".join(_wrapped(f"- {one}") for one in found["stand_ins"]) or "- nothing"
     place = (
-        f"Measured on {found['machine']}, with `{found['command']}`, on {found['date']} at "
-        f"commit {found['commit']}."
+        f"on {found['machine']}, with `{found['command']}`, on {found['date']} at commit "
+        f"{found['commit']}"
     )
-    workload = _wrapped(f"Workload: {found['workload']}.")
-    return f"{workload}\n\nSimulated or replaced:\n\n{simulated}\n\n{_wrapped(place)}"
+    return table(
+        ("Setup", "Details"),
+        (
+            ("workload", found["workload"]),
+            ("simulated or replaced", "<br>".join(found["stand_ins"]) or "nothing"),
+            ("measured", place),
+        ),
+    )
 
 
 def paddings(found: Result) -> str:
@@ -295,7 +300,7 @@ def fills(found: Result) -> str:
     """Return the speed of batches without padding, by number of rows."""
     head = (
         "Rows",
-        "Share of padded places that hold tokens",
+        "Share of padded positions that contain tokens",
         "Speed relative to the padded batch",
         "Speed relative to one row at a time",
     )

@@ -85,7 +85,7 @@ def place(found: Result) -> str:
     environment = found["environment"]
     gpu, driver, *_ = environment["gpu"][-1].split(", ")
     return (
-        f"Measured on an {gpu}, driver {driver}, with ONNX Runtime "
+        f"The times were measured on an {gpu}, driver {driver}, with ONNX Runtime "
         f"{environment['onnxruntime-gpu']} and PyTorch {environment['torch']}, with `python -m "
         f"bench.gpu_step`, on {environment['date']} at commit {environment['commit']}."
     )

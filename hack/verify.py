@@ -54,7 +54,7 @@ CHECKS: dict[str, Callable[[bool], str]] = {
     "shape of a pod template": _text(
         "hack.podschema", "operator/triton_pipelines/compile/render/podschema.yaml"
     ),
-    "rules, alerts and dashboard": _command(
+    "rules, alerts and dashboards": _command(
         _module("hack.monitoring", "--check"), _module("hack.monitoring"), "monitoring"
     ),
     "chart and kustomize base": _command(

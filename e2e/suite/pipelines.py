@@ -21,6 +21,7 @@ GOLDEN = ROOT / "tests" / "golden" / "models"
 TOLERANCE = 1e-5
 READY_SECONDS = 120.0
 DRAIN_SECONDS = 2
+NO_PREFLIGHT = f"{names.LABEL_COMPONENT}!={names.COMPONENT_PREFLIGHT}"
 SMALL: Mapping[str, Any] = {
     # A test cluster's node is small and shared; a GPU is asked for only where a test is about it.
     "server": {
@@ -159,8 +160,9 @@ class Pipeline:
         return self.get()
 
     def pods(self) -> list[Object]:
-        """Its pods, also those that leave."""
-        return list(self.kube.objects("Pod", self.namespace, f"{names.LABEL_PIPELINE}={self.name}"))
+        """Its pods, also those that leave, but not the one that checks a new revision."""
+        selector = f"{names.LABEL_PIPELINE}={self.name},{NO_PREFLIGHT}"
+        return list(self.kube.objects("Pod", self.namespace, selector))
 
     def children(self, kind: str) -> list[Object]:
         """Its objects of a kind."""

@@ -85,6 +85,40 @@ def test_a_failed_surge_costs_nothing(
     assert {answer for summary in load.summary().values() for answer in summary.answers} == {"old"}
 
 
+@pytest.mark.parametrize(
+    ("model", "reason", "words"),
+    [
+        (OTHER_MODEL, "ModelMismatch", ("spec.model", "logits", "other.onnx")),
+        (
+            MISSING_MODEL,
+            "SourceUnavailable",
+            ("spec.model.source", "s3://missing/models/sentiment/model.onnx", "404"),
+        ),
+    ],
+    ids=["mismatch", "missing"],
+)
+def test_without_room_a_wrong_edit_costs_nothing(
+    kube: Kube, tiny: TinyPipeline, model: Mapping[str, Any], reason: str, words: tuple[str, ...]
+) -> None:
+    served = tiny.serve("old", server=gpu_node(kube), rollout={"drainSeconds": 1})
+    old, before = served["status"]["revision"], tiny.pod_names()
+    with tiny.load() as load, watched(kube, tiny.namespace, names.PLURAL) as story:
+        tiny.change("new", model=model)
+        told = tiny.wait_condition("Ready", "False", reason)
+        load.wait_requests()
+    for word in ("preflight: pod ", *words, f"revision {old} keeps serving"):
+        assert word in told["message"]
+    assert {status for status, _, _ in story.conditions("Available")} == {"True"}
+    assert before <= {pod["metadata"]["name"] for pod in tiny.serving_pods()}
+    assert not [outcome for outcome in load.outcomes if outcome.error]
+    assert {answer for summary in load.summary().values() for answer in summary.answers} == {"old"}
+
+    # It continues with the corrected spec.
+    tiny.change("best", model={"source": {"uri": "configmap://tiny-sources/model.onnx"}})
+    tiny.wait_ready()
+    assert not tiny.children("Job")
+
+
 def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails(
     kube: Kube, tiny: TinyPipeline, measured: Record
 ) -> None:
@@ -128,7 +162,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     # A revision does not come up, and the previous one is restored.
     serving = tiny.status()["revision"]
     with watched(kube, tiny.namespace, names.PLURAL) as story:
-        tiny.change("worse", model=OTHER_MODEL)
+        tiny.change("worse", model=OTHER_MODEL, rollout={"preflight": "Disabled"})
         told = tiny.wait_condition("Ready", "False", "RolledBack")
         tiny.wait_condition("Available", "True")
     failed = tiny.status()["revision"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -22,7 +23,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def pem(key: CertificateIssuerPrivateKeyTypes) -> bytes:
     """A private key in PEM."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
@@ -38,7 +39,7 @@ class Authority:
     def _signed(
         self,
         subject: str,
-        key: ec.EllipticCurvePrivateKey,
+        key: CertificateIssuerPrivateKeyTypes,
         extensions: Sequence[x509.ExtensionType],
         before: dt.datetime,
         after: dt.datetime,
@@ -68,7 +69,7 @@ class Authority:
         usages: Sequence[x509.ObjectIdentifier] = (),
         before: dt.timedelta = DAY,
         after: dt.timedelta = 90 * DAY,
-        key: ec.EllipticCurvePrivateKey | None = None,
+        key: CertificateIssuerPrivateKeyTypes | None = None,
     ) -> dict[str, bytes]:
         """Content of a Secret with a new certificate of this authority."""
         private = key or new_key()

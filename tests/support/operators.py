@@ -20,7 +20,8 @@ import httpx
 from tests.support import ownership
 from tests.support.faultproxy import FaultProxy
 from triton_pipelines.api import names
-from triton_pipelines.api.loadplan import LoadReport, ReportSource
+from triton_pipelines.api.loadplan import LoadFinding, LoadReport, ReportSource
+from triton_pipelines.api.loadreport import EXIT_PERMANENT
 from triton_pipelines.app import composition
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
@@ -272,13 +273,47 @@ def ready_status(pod: Object) -> Object:
     }
 
 
+def checked_status(pod: Object, finding: LoadFinding | None = None) -> Object:
+    """Status of a preflight's pod: its loader is done, or waits for another attempt."""
+    revision = pod["metadata"]["labels"][names.LABEL_REVISION]
+    findings = (finding,) if finding is not None else ()
+    report = LoadReport(ok=finding is None, revision=revision, findings=findings)
+    ended = {
+        "exitCode": EXIT_PERMANENT if findings else 0,
+        "reason": "Error" if findings else "Completed",
+        "message": report.to_json(),
+    }
+    waits = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 1}
+    loader: Object = (
+        {**waits, "lastState": {"terminated": ended}}
+        if findings
+        else {"state": {"terminated": ended}, "restartCount": 0}
+    )
+    names_of_image = {"name": names.CONTAINER_LOADER, "image": "i", "imageID": "i"}
+    return {
+        "phase": "Running" if findings else "Succeeded",
+        "conditions": [{"type": "PodScheduled", "status": "True"}],
+        "containerStatuses": [{**names_of_image, "ready": False, **loader}],
+    }
+
+
+def is_checking(pod: Object) -> bool:
+    """Whether the pod is a preflight's."""
+    found: bool = pod["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_PREFLIGHT
+    return found
+
+
 async def serve_pods(client: Client, namespace: str) -> bool:
-    """The kubelet's part, once: every pod of ours becomes ready. Whether any had to."""
+    """The kubelet's part, once: every pod of ours becomes ready, or passes. Whether any had to."""
     pods = (await client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)).items
     # A tuning run's Job has pods without Triton, and without a revision.
     ours = [pod for pod in pods if names.LABEL_REVISION in pod["metadata"]["labels"]]
     waiting = [
-        pod for pod in ours if not pod["metadata"].get("deletionTimestamp") and not is_ready(pod)
+        pod
+        for pod in ours
+        if not pod["metadata"].get("deletionTimestamp")
+        and not is_ready(pod)
+        and pod["status"].get("phase") != "Succeeded"
     ]
     await asyncio.gather(*(_serve(client, pod) for pod in waiting))
     return bool(waiting)
@@ -291,7 +326,7 @@ async def _serve(client: Client, pod: Object) -> None:
             PODS,
             pod["metadata"]["namespace"],
             pod["metadata"]["name"],
-            {"status": ready_status(pod)},
+            {"status": checked_status(pod) if is_checking(pod) else ready_status(pod)},
             "status",
         )
 

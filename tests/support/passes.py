@@ -101,7 +101,7 @@ def cached(world: World) -> Store:
     for (kind, _), item in world.children.items():
         store.put(RESOURCE_OF_KIND[kind], seen(item))
     observed = world.observed()
-    for pod in (*observed.pods, *observed.tuning_pods):
+    for pod in (*observed.pods, *observed.tuning_pods, *observed.preflight_pods):
         store.put(PODS, seen(pod.raw))
     return store
 

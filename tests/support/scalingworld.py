@@ -35,6 +35,7 @@ from tests.support.operators import (
     patch,
     ready_status,
     repeated,
+    server_of,
 )
 from tests.support.triton import runtime_source
 from triton_pipelines.api import names
@@ -236,6 +237,7 @@ class World:
             grpc_port=names.PORT_GRPC,
             metrics_port=names.PORT_METRICS,
             stop_s=1,
+            extra_args=metrics_arguments(item),
             log_file=place / "triton.log",
             environment={"STAND_IN_COSTS": str(costs)},
         )
@@ -349,6 +351,12 @@ async def until_condition(
         )
 
     return str(await eventually(f"{kind} with {reason} {words}", there, deadline))
+
+
+def metrics_arguments(pod: Object) -> list[str]:
+    """Return the arguments of a pod's Triton about its metrics; others do not fit a loopback."""
+    arguments: list[str] = server_of(pod["spec"]["containers"]).get("args") or []
+    return [item for item in arguments if item.startswith("--metrics-config")]
 
 
 def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int]) -> None:

@@ -147,7 +147,7 @@ def failed_rollout() -> dict[str, Any]:
 
 def rolled_back() -> dict[str, Any]:
     """Only one pod fits and the new revision never came up; it was rolled back to the old one."""
-    story = Story(rollout={"strategy": "NoSurge"}).serving()
+    story = Story(rollout={"strategy": "NoSurge", "preflight": "Disabled"}).serving()
     old = story.revision
     story.change(tokenizer={"maxLength": 64}).step([pod(old)]).deadline()
     story.step([pod(story.revision, ready=False)])

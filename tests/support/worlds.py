@@ -29,10 +29,10 @@ from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.pipeline import padding_choices
 from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline, resolve
+from triton_pipelines.controllers.pipeline.deployment_progress import is_preflight
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_after
-from triton_pipelines.controllers.pipeline.policies.rollout import UNSCHEDULABLE_GRACE
 from triton_pipelines.controllers.pipeline.server_certificate import ServerCertificate
 from triton_pipelines.controllers.pipeline.snapshot import (
     ModelState,
@@ -42,11 +42,16 @@ from triton_pipelines.controllers.pipeline.snapshot import (
     Snapshot,
 )
 from triton_pipelines.controllers.pipeline.state import PipelineState
+from triton_pipelines.controllers.pipeline.surge_room import UNSCHEDULABLE_GRACE
+from triton_pipelines.controllers.pipeline.tls_trust import desired_tls
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 IDLE_SECONDS = 24 * 3600.0
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
 GOOD, BAD, DUMB, STIFF, GONE = "good", "bad", "dumb", "stiff", "gone"
+# What a preflight does: it passes although pods may fail (as by a fault that only a GPU shows),
+# fails as the pods of its revision do, waits for a node, starts, or loads for ever.
+PASSES, FAILS, UNPLACED, STARTS, LOADS = "passes", "fails", "unplaced", "starts", "loads"
 
 
 @functools.cache
@@ -134,6 +139,9 @@ class World:
     defaults: bool = False
     certificate: ServerCertificate | None = None
     certificate_problem: str = ""
+    other_certificates: tuple[ServerCertificate, ...] = ()  # in Secrets that the spec does not name
+    preflight: str = PASSES
+    preflight_rejection: str = ""
     _accepted: str = ""
     _looks: dict[str, Probe] = field(default_factory=dict)  # of the last pass, by pod uid
     _serial: int = 0
@@ -209,7 +217,7 @@ class World:
                 probes[f"uid-{pod.name}"] = look.merged_with(self._looks.get(f"uid-{pod.name}"))
         document = copied(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
-        return Snapshot(
+        snapshot = Snapshot(
             document,
             self.children,
             pods,
@@ -219,7 +227,51 @@ class World:
             last_good_in_memory=self._accepted,
             certificate=self.certificate,
             certificate_problem=self.certificate_problem,
+            preflight_pods=tuple(Pod.of(self._checking(job)) for job in self.preflights),
+            preflight_rejection=self.preflight_rejection,
         )
+        tls = desired_tls(snapshot)
+        usable = (self.certificate, *self.other_certificates)
+        found = [one for one in usable if one and tls and one.secret == tls.secret_name]
+        return replace(snapshot, desired_certificate=found[0] if found else None)
+
+    @property
+    def preflights(self) -> list[Object]:
+        """Jobs of preflights."""
+        return [item for item in self.children.values() if is_preflight(item)]
+
+    def _checking(self, job: Object) -> Object:
+        """The pod of a preflight's Job."""
+        revision = job["metadata"]["labels"][names.LABEL_REVISION]
+        placed: Object = {
+            "type": "PodScheduled",
+            "status": "False" if self.preflight == UNPLACED else "True",
+        }
+        if self.preflight == UNPLACED:
+            placed |= {
+                "reason": "Unschedulable",
+                "message": "0/1 nodes are available: 1 Insufficient cpu.",
+            }
+        loader: Object = {"name": names.CONTAINER_LOADER, "state": {"waiting": {}}}
+        if self.preflight == FAILS:
+            loader |= self._failed_loader(revision)
+        if self.preflight == LOADS:
+            loader["state"] = {"running": {"startedAt": rfc3339(self.now)}}
+        name = f"{job['metadata']['name']}-x"
+        return {
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{name}",
+                "labels": job["spec"]["template"]["metadata"]["labels"],
+                "ownerReferences": ownership.controlled_by(job),
+            },
+            "spec": job["spec"]["template"]["spec"],
+            "status": {
+                "phase": "Pending",
+                "conditions": [placed],
+                "containerStatuses": [loader] if self.preflight != UNPLACED else [],
+            },
+        }
 
     @property
     def replica_sets(self) -> list[Object]:
@@ -256,29 +308,7 @@ class World:
             "state": {"waiting": {"reason": "PodInitializing"}},
         }
         if pod.phase == "Failing":
-            finding = LoadFinding(
-                step="model",
-                reason=LoadReason.MODEL_MISMATCH,
-                message="output logits is FP16, the spec says FP32",
-                field="spec.model",
-            )
-            if self.verdicts.get(pod.revision) == STIFF:
-                finding = LoadFinding(
-                    step="model",
-                    reason=LoadReason.RAGGED_UNSUPPORTED,
-                    message="axis 1 of input_ids is 128",
-                    field="spec.tokenizer.padding",
-                )
-            code = 2
-            if self.load_failure is not None:
-                finding, code = self.load_failure
-            failed = LoadReport(ok=False, revision=pod.revision, findings=(finding,))
-            ended = {"exitCode": code, "reason": "Error", "message": failed.to_json()}
-            loader |= {
-                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                "lastState": {"terminated": ended},
-                "restartCount": self.load_restarts,
-            }
+            loader |= self._failed_loader(pod.revision)
         elif scheduled:
             loader["state"] = {
                 "terminated": {"exitCode": 0, "reason": "Completed", "message": report.to_json()}
@@ -322,6 +352,32 @@ class World:
                 }
             )
         return {"metadata": metadata, "spec": spec, "status": status}
+
+    def _failed_loader(self, revision: str) -> Object:
+        """Status of a loader that failed and waits for its next attempt."""
+        finding = LoadFinding(
+            step="model",
+            reason=LoadReason.MODEL_MISMATCH,
+            message="output logits is FP16, the spec says FP32",
+            field="spec.model",
+        )
+        if self.verdicts.get(revision) == STIFF:
+            finding = LoadFinding(
+                step="model",
+                reason=LoadReason.RAGGED_UNSUPPORTED,
+                message="axis 1 of input_ids is 128",
+                field="spec.tokenizer.padding",
+            )
+        code = 2
+        if self.load_failure is not None:
+            finding, code = self.load_failure
+        failed = LoadReport(ok=False, revision=revision, findings=(finding,))
+        ended = {"exitCode": code, "reason": "Error", "message": failed.to_json()}
+        return {
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": ended},
+            "restartCount": self.load_restarts,
+        }
 
     # --- what people do ---------------------------------------------------------------------------
 
@@ -408,6 +464,7 @@ class World:
             + len(decided.apply)
             + len(decided.delete)
             + 1
+            + len(decided.preflight_objects)
             + len(decided.tuning_objects)
         )
         turn: list[Object | Deletion] = [
@@ -437,7 +494,8 @@ class World:
         if left > 0 and decided.status is not None:
             check_status(decided.status)
             self.document["status"] = copied(decided.status)
-        for item in decided.tuning_objects[: max(left - 1, 0)]:
+        optional = (*decided.preflight_objects, *decided.tuning_objects)
+        for item in optional[: max(left - 1, 0)]:
             self.take(item)
         self.log.append(decided)
         return decided
@@ -574,6 +632,10 @@ class World:
     def run_pods(self) -> Self:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
         self.pods = [pod for pod in self.pods if not pod.away]
+        for job in self.preflights if self.preflight == PASSES else []:
+            ended = {"type": "Complete", "status": "True"}
+            key = (job["kind"], job["metadata"]["name"])
+            self.children[key] = {**job, "status": {"conditions": [ended]}}
         for index, pod in enumerate(self.pods):
             if pod.name not in self.kubelet:
                 pod.given = pod.asked

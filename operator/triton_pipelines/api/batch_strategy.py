@@ -16,7 +16,7 @@ LIBRARY_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
 class BatchStrategy(ApiModel):
     """A custom batching library.
 
-    Its C functions decide which requests join a batch, on top of the dynamic batcher.
+    Its C functions extend the dynamic batcher and decide which requests join a batch.
     """
 
     source: Annotated[

@@ -22,7 +22,7 @@ class TimeoutAction(StrEnum):
 
 
 class QueuePolicy(ApiModel):
-    """Bounds of a step's queue. Without them Triton's queue is unbounded."""
+    """Limits of a step's queue. Without them, Triton's queue is unbounded."""
 
     max_queue_size: Annotated[
         int | None,
@@ -65,9 +65,9 @@ class QueuePolicy(ApiModel):
 
 
 class PriorityQueuePolicy(QueuePolicy):
-    """Bounds of the queue of one priority level.
+    """Queue limits of one priority level.
 
-    An omitted bound means no limit, regardless of queuePolicy.
+    If a limit is omitted, the queue has no such limit, regardless of queuePolicy.
     """
 
     priority: Annotated[
@@ -82,7 +82,7 @@ _DELAYS = (
 
 
 class DynamicBatching(ApiModel):
-    """Triton's dynamic batcher of one step.
+    """Triton's dynamic batcher for one step.
 
     If omitted, it is on with Triton's defaults (unless sequenceBatching is set).
     """
@@ -108,7 +108,7 @@ class DynamicBatching(ApiModel):
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Enabled: responses are sent in the order of the requests."),
+        Field(description="Enabled: responses are returned in request order."),
     ] = None
     priority_levels: Annotated[
         int | None,
@@ -126,7 +126,7 @@ class DynamicBatching(ApiModel):
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Priority of a request without one. Required with priorityLevels.",
+            description="Priority of requests that set none. Required with priorityLevels.",
         ),
     ] = None
     queue_policy: Annotated[
@@ -137,7 +137,7 @@ class DynamicBatching(ApiModel):
         tuple[PriorityQueuePolicy, ...],
         Field(
             max_length=16,
-            description="Limits of the queues of single priorities.",
+            description="Queue limits for individual priorities.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["priority"],

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     METRICS_PARTIAL = "MetricsPartial"
     PROMETHEUS_ERROR = "PrometheusError"
     PROGRESSING = "Progressing"
+    PREFLIGHT = "Preflight"
     DRAINING = "Draining"
     WAITING_FOR_GPU = "WaitingForGPU"
     WAITING_FOR_RESOURCES = "WaitingForResources"
@@ -131,6 +132,7 @@ KIND_OF: Mapping[Reason, ReasonKind] = {
     Reason.PROMETHEUS_ERROR: ReasonKind.WAITING,
     Reason.ACTUATION_FAILED: ReasonKind.TRANSIENT,
     Reason.PROGRESSING: ReasonKind.WAITING,
+    Reason.PREFLIGHT: ReasonKind.WAITING,
     Reason.DRAINING: ReasonKind.WAITING,
     Reason.WAITING_FOR_GPU: ReasonKind.WAITING,
     Reason.WAITING_FOR_RESOURCES: ReasonKind.WAITING,

@@ -43,16 +43,18 @@ PRINTER_COLUMNS = (
     _column(
         "Tokenizers",
         ".status.tokenizer.summary",
-        "Tokenizer instances in a pod, of the most that are allowed.",
+        "Tokenizer instances in a pod, and the maximum.",
     ),
     _column(
-        "Bottleneck", ".status.scaling.bottleneck", "What limits the pipeline, as scaling sees it."
+        "Bottleneck",
+        ".status.scaling.bottleneck",
+        "What limits the pipeline, according to scaling.",
     ),
     # Without it, `kubectl get -w` would not show why a rollout waits or failed.
     _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
     _column("Revision", ".status.revision", "Revision of the latest spec.", priority=1),
-    _column("Message", _condition("Ready", "message"), "What it is, and what to do.", priority=1),
+    _column("Message", _condition("Ready", "message"), "The cause, and what to do.", priority=1),
 )
 
 

@@ -13,7 +13,7 @@ from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
 
 
 class Ensemble(ApiModel):
-    """The public face of the pipeline."""
+    """The pipeline's name, inputs and outputs, as seen by clients."""
 
     model_name: Annotated[
         TritonName | None, Field(description="Name that clients call. Default: metadata.name.")
@@ -33,7 +33,8 @@ class Ensemble(ApiModel):
         tuple[PublicOutput, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Outputs, in this order, of any step. Default: all of the last step's.",
+            description="Outputs of any step, in this order. Default: all outputs of the "
+            "last step.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -43,8 +44,8 @@ class Ensemble(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of"
-                " the steps'."
+                "Maximum rows per request; 0: dims include the batch axis. Default: the "
+                "minimum over all steps."
             ),
         ),
     ] = None
@@ -55,8 +56,8 @@ class Ensemble(ApiModel):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name of a step that calls the others itself (business logic scripting): clients"
-                " call its model, and no ensemble is created."
+                "Name of a step that calls the other steps itself (business logic "
+                "scripting). Clients call its model; no ensemble is created."
             ),
         ),
     ] = None
@@ -75,8 +76,8 @@ class Ensemble(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: equal requests are answered from Triton's local response cache. Default:"
-                " Disabled."
+                "Enabled: identical requests are served from Triton's local response "
+                "cache. Default: Disabled."
             )
         ),
     ] = None

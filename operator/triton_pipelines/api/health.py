@@ -33,7 +33,8 @@ class ExampleInput(ApiModel):
         Field(
             min_length=1,
             max_length=4096,
-            description="Its elements as text, in row-major order; a single one is used for all.",
+            description="Its elements as strings, in row-major order; a single element fills the "
+            "tensor.",
             json_schema_extra=ATOMIC,
         ),
     ]
@@ -49,8 +50,8 @@ class Health(ApiModel):
         InferenceHealth,
         Field(
             description=(
-                "Auto: each ready pod is probed with an example request, which text pipelines may"
-                " omit. Disabled: pods are not probed."
+                "Auto: each ready pod is probed with an example request (optional for text "
+                "pipelines). Disabled: pods are not probed."
             )
         ),
     ] = InferenceHealth.AUTO
@@ -62,12 +63,12 @@ class Health(ApiModel):
         tuple[ExampleInput, ...],
         Field(
             max_length=64,
-            description="An example request, for pipelines that read more than text.",
+            description="An example request, for pipelines with inputs other than text.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
     period_seconds: Annotated[
-        int, Field(ge=5, le=3600, description="Time between two inferences.")
+        int, Field(ge=5, le=3600, description="Seconds between two test inferences.")
     ] = 30
 
     rules = (

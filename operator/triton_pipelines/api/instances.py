@@ -85,7 +85,7 @@ HostPolicy = Annotated[
 class StepCopies(ApiModel):
     """Instances of a step in one pod.
 
-    Either a fixed count, or bounds within which a CPU step may be scaled.
+    Either a fixed count, or bounds for scaling a CPU step.
     """
 
     count: Annotated[
@@ -125,10 +125,10 @@ class StepCopies(ApiModel):
         InstanceKind | None,
         Field(
             description=(
-                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU"
-                " for tokenizer, postprocess and steps; GPU for the model (CPU where"
-                " server.gpu.count is 0, MODEL for vllm). It does not request a GPU; server.gpu"
-                " does."
+                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). "
+                "Default: CPU for tokenizer, postprocess and steps; GPU for the model (CPU "
+                "if server.gpu.count is 0, MODEL for vllm). It does not request a GPU; "
+                "server.gpu does."
             )
         ),
     ] = None
@@ -210,7 +210,7 @@ ProfileIndices = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=PROFILE_PATTERN)], ...],
     Field(
         max_length=16,
-        description="TensorRT: optimization profiles, by index, as text.",
+        description="TensorRT: indexes of optimization profiles, as strings.",
         json_schema_extra=ATOMIC,
     ),
 ]
@@ -235,7 +235,7 @@ class InstanceGroup(ApiModel):
     ] = 1
     kind: Annotated[
         InstanceKind | None,
-        Field(description="As instances.kind, for this group; with the same default."),
+        Field(description="Same as instances.kind, for this group."),
     ] = None
     host_policy: HostPolicy = None
     gpus: GpuIndices = ()
@@ -250,7 +250,7 @@ class ModelInstanceGroup(InstanceGroup):
 
 
 class PlacedStepCopies(StepCopies):
-    """Copies of a step that may run on GPUs."""
+    """Copies of a step that can run on GPUs."""
 
     gpus: GpuIndices = ()
     groups: Annotated[

@@ -39,7 +39,7 @@ class PlanPlace(LoadModel):
         if (self.path is None) == (self.model is None) or (self.model is None) != (
             self.file is None
         ):
-            raise ValueError(f"step {self.step}: name either path, or model and file")
+            raise ValueError(f"step {self.step}: set either path, or both model and file")
         return self
 
 
@@ -134,5 +134,5 @@ class PlanAdapt(PlanPlace):
             ("token output", list(self.token_outputs)),
         ):
             if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"step {self.step}: {what} named twice: {', '.join(twice)}")
+                raise ValueError(f"step {self.step}: {what} is listed twice: {', '.join(twice)}")
         return self

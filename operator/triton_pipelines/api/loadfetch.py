@@ -127,16 +127,18 @@ class PlanFetch(LoadModel):
         given = sorted(name for name, value in model.items() if value is not None)
         if self.kind is not FetchKind.MODEL and given:
             raise ValueError(
-                f"step {self.step}: {', '.join(given)} belong to kind model, not {self.kind}"
+                f"step {self.step}: {', '.join(given)}: allowed only for kind model, not "
+                f"for {self.kind}"
             )
         if self.cuts_pairs and self.kind is not FetchKind.TOKENIZER:
             raise ValueError(
-                f"step {self.step}: cutsPairs belongs to kind tokenizer, not {self.kind}"
+                f"step {self.step}: cutsPairs is allowed only for kind tokenizer, not for "
+                f"{self.kind}"
             )
         if self.kind is FetchKind.MODEL and "/" in self.target:
             raise ValueError(
-                f"step {self.step}: the target of a model is its folder in the repository, not"
-                f" {self.target}"
+                f"step {self.step}: the target of a model must be its folder in the "
+                f"repository, not {self.target}"
             )
         if (
             self.kind is FetchKind.MODEL
@@ -144,8 +146,8 @@ class PlanFetch(LoadModel):
             and (self.source_file is not None or not self.whole)
         ):
             raise ValueError(
-                f"step {self.step}: a model needs the name of its file unless whole folders are"
-                " taken"
+                f"step {self.step}: a model requires the name of its file, unless whole "
+                "folders are fetched"
             )
         return self
 

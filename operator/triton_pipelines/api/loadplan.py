@@ -95,8 +95,8 @@ class PlanCount(LoadModel):
     def _ordered(self) -> PlanCount:
         if not self.min <= self.initial <= self.max:
             raise ValueError(
-                f"step {self.step}: min {self.min} <= initial {self.initial} <= max {self.max}"
-                " does not hold"
+                f"step {self.step}: min {self.min} <= initial {self.initial} <= max "
+                f"{self.max} is required"
             )
         return self
 
@@ -147,7 +147,7 @@ class LoadPlan(LoadModel):
         targets = own + files
         twice = sorted({path for path in targets if targets.count(path) > 1})
         if twice:
-            raise ValueError(f"written twice: {', '.join(twice)}")
+            raise ValueError(f"files are written twice: {', '.join(twice)}")
         models = [item.target for item in self.fetch if item.kind is FetchKind.MODEL]
         keys = [item.key for item in self.fetch]
         for what, names in (("models fetched", models), ("sources named", keys)):
@@ -156,7 +156,7 @@ class LoadPlan(LoadModel):
         missing = sorted({item.path for item in self.counts} - {item.path for item in self.files})
         if missing:
             raise ValueError(
-                f"counts name files that the plan does not write: {', '.join(missing)}"
+                f"counts refers to files that the plan does not write: {', '.join(missing)}"
             )
         return self
 

@@ -32,6 +32,8 @@ COMPONENT_SERVER: Final = "server"
 # Of a tuning run: a pod like the others but without client traffic, and the Job that measures it.
 COMPONENT_CANARY: Final = "tuning-canary"
 COMPONENT_TUNER: Final = "tuner"
+# The Job that runs the loader's checks of a new revision, and its pod.
+COMPONENT_PREFLIGHT: Final = "preflight"
 MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 # On a Deployment: the revision that served before the rollout of the one in its template.
@@ -161,6 +163,11 @@ def tuning_name(pipeline: str, run: str, component: str = COMPONENT_CANARY) -> s
         component: Component of the tuning run.
     """
     return f"{pipeline}-{run}-tuning" + ("-tuner" if component == COMPONENT_TUNER else "")
+
+
+def preflight_name(pipeline: str, revision: str) -> str:
+    """Return the name of a revision's preflight objects (at most 40 + 1 + 10 + 10 characters)."""
+    return f"{revision_name(pipeline, revision)}-{COMPONENT_PREFLIGHT}"
 
 
 def selector(pipeline: str) -> dict[str, str]:

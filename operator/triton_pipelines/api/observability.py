@@ -61,8 +61,8 @@ class Observability(ApiModel):
         Tracing | None,
         Field(
             description=(
-                "Traces. Triton reads them only at start, so a change creates a new revision."
-                " Default: none."
+                "Traces. Triton reads this only at startup, so a change creates a new "
+                "revision. Default: none."
             )
         ),
     ] = None

@@ -31,7 +31,7 @@ class VersionPolicy(ApiModel):
 
     latest: Annotated[
         int | None,
-        Field(ge=1, le=64, description="How many of the highest version numbers to serve."),
+        Field(ge=1, le=64, description="Number of newest versions to serve."),
     ] = None
     all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
     specific: Annotated[
@@ -64,9 +64,9 @@ class VersionPolicy(ApiModel):
 
 
 class Warmup(ApiModel):
-    """Inferences that a new instance runs before it serves.
+    """Inferences that a new instance runs before it serves requests.
 
-    With them, no client waits for lazy initialization.
+    As a result, no client waits for lazy initialization.
     """
 
     mode: Annotated[
@@ -123,8 +123,8 @@ class TensorRT(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: built engines are kept outside the model's folder, on server.modelCache"
-                " if that is set. Default: Disabled."
+                "Enabled: built engines are cached outside the model's folder, on "
+                "server.modelCache if that is set. Default: Disabled."
             )
         ),
     ] = None
@@ -139,7 +139,7 @@ class TensorRT(ApiModel):
     ] = None
     workspace_mebibytes: Annotated[
         int | None,
-        Field(ge=1, le=1_048_576, description="Scratch memory that an engine may use, in MiB."),
+        Field(ge=1, le=1_048_576, description="Maximum scratch memory of an engine, in MiB."),
     ] = None
 
     rules = (
@@ -153,7 +153,7 @@ class TensorRT(ApiModel):
 
 
 class Optimization(ApiModel):
-    """How the backend optimizes the file; further settings go through configPatch."""
+    """How the backend optimizes the file. For other settings, use configPatch."""
 
     tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = (
         None
@@ -161,7 +161,7 @@ class Optimization(ApiModel):
 
 
 class LengthProfile(ApiModel):
-    """One optimization profile of a TensorRT plan: the rows and tokens that a batch may have."""
+    """One optimization profile of a TensorRT plan: the rows and tokens that a batch can have."""
 
     min: Annotated[
         int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")
@@ -240,8 +240,8 @@ class Vllm(ApiModel):
         Passthrough,
         Field(
             description=(
-                "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may"
-                " be omitted if source contains the weights."
+                "Arguments of vLLM's AsyncEngineArgs, written to model.json unchanged. "
+                "Omit model if source contains the weights."
             ),
             json_schema_extra={FORM: OpenForm.ENGINE_ARGS},
         ),

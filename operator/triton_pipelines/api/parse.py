@@ -72,7 +72,7 @@ _SHOWN_PARTS = 4
 def _too_deep(path: tuple[int | str, ...]) -> Finding:
     return Finding(
         written(path[:_SHOWN_PARTS]),
-        f"is nested deeper than {MAX_DOCUMENT_DEPTH} levels of the document; remove levels",
+        f"is nested more than {MAX_DOCUMENT_DEPTH} levels deep in the document; remove levels",
         code=FindingCode.TOO_LARGE,
     )
 

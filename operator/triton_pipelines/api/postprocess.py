@@ -40,9 +40,9 @@ class Postprocess(ApiModel):
         PostprocessType | None,
         Field(
             description=(
-                "None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid:"
-                " probabilities and labels. MeanPooling, FirstToken: an embedding. Python: a custom"
-                " model.py."
+                "None (the default): the pipeline returns the model's outputs. Softmax, "
+                "Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. "
+                "Python: a custom model.py."
             )
         ),
     ] = None
@@ -92,7 +92,7 @@ class Postprocess(ApiModel):
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    instances: Annotated[PlacedStepCopies, Field(description="How many processes a pod runs.")] = (
+    instances: Annotated[PlacedStepCopies, Field(description="Number of processes in a pod.")] = (
         PlacedStepCopies()
     )
     resources_per_instance: Annotated[
@@ -110,7 +110,7 @@ class Postprocess(ApiModel):
     config_patch: Annotated[
         Passthrough | None,
         Field(
-            description="Further fields of Triton's ModelConfig, as model.configPatch.",
+            description="Additional ModelConfig fields, as in model.configPatch.",
             json_schema_extra={FORM: OpenForm.CPU_MODEL_CONFIG},
         ),
     ] = None

@@ -25,14 +25,14 @@ class Runner(StrEnum):
 
 
 class ConfigMapKey(ApiModel):
-    """A key of a ConfigMap of the pipeline's namespace."""
+    """A key of a ConfigMap in the pipeline's namespace."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap.")]
     key: Annotated[DataKey, Field(description="Key whose text is used.")] = "model.py"
 
 
 class Code(ApiModel):
-    """Custom code of a python step: a complete Triton model.py.
+    """Custom code of a Python step: a complete Triton model.py.
 
     It runs with the permissions of the pod; the operator can forbid it.
     """
@@ -42,13 +42,13 @@ class Code(ApiModel):
     ] = None
     config_map_key_ref: Annotated[
         ConfigMapKey | None,
-        Field(description="A ConfigMap that contains it. Changing it creates a new revision."),
+        Field(description="A ConfigMap with the code. Changing it creates a new revision."),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
             description=(
-                "A file that contains it, or a folder with model.py and the modules it imports."
+                "A file with the code, or a folder with model.py and the modules it imports."
             )
         ),
     ] = None
@@ -113,8 +113,8 @@ class CodeParts(ApiModel):
         Environment | None,
         Field(
             description=(
-                "A packed Python environment. Default: the image's custom Python; nothing is"
-                " installed at pod start."
+                "A packed Python environment. Default: the Python of the image; nothing is "
+                "installed when a pod starts."
             )
         ),
     ] = None
@@ -127,7 +127,7 @@ class CustomCode(CodeParts):
 
 
 class Python(CodeParts):
-    """How a python step runs: custom code, or a runner of the operator."""
+    """How a Python step runs: custom code, or one of the operator's runners."""
 
     runner: Annotated[
         Runner | None,

@@ -28,35 +28,34 @@ PLACES_SHOWN = 3
 
 CONDITION_MEANING: Mapping[ConditionType, str] = {
     ConditionType.READY: (
-        "The latest spec is served by every pod. True with reason Suspended where no pods are"
-        " wanted."
+        "Every pod serves the latest spec. True with reason Suspended if no pods are desired."
     ),
     ConditionType.AVAILABLE: (
         "A revision serves requests; a bad change makes Ready False while Available stays True."
     ),
     ConditionType.RECONCILING: (
-        "The operator is applying the spec, or waits for something external."
+        "The operator is applying the spec or waiting for something external."
     ),
-    ConditionType.STALLED: "The spec, or an object it refers to, must be changed.",
+    ConditionType.STALLED: "You must change the spec or an object that it references.",
     ConditionType.MODELS_READY: (
-        "Triton reports every model of every pod as ready; otherwise the message has Triton's"
-        " reason and the pod."
+        "Triton reports every model in every pod as ready; otherwise, the message contains "
+        "the pod and Triton's reason."
     ),
     ConditionType.METRICS_AVAILABLE: (
-        "The metrics of every ready pod are current and plausible. Otherwise counts do not"
-        " decrease, and the message says what to check."
+        "The metrics of every ready pod are current and plausible. Otherwise, counts do "
+        "not decrease, and the message states what to check."
     ),
-    ConditionType.SCALING_ACTIVE: "Counts follow the load; otherwise the message says why not.",
+    ConditionType.SCALING_ACTIVE: "Counts follow the load; otherwise, the message states why not.",
     ConditionType.SCALING_LIMITED: (
-        "The load needs more than bounds, CPU, memory or the GPU step allow; the message says"
-        " which."
+        "The bounds, CPU, memory or the GPU step do not allow what the load requires; the "
+        "message names the limit."
     ),
 }
 
 KIND_MEANING: Mapping[ReasonKind, str] = {
     ReasonKind.FINE: "nothing to do",
     ReasonKind.WAITING: "waiting for something external; the operator watches it",
-    ReasonKind.STALLED: "change the spec, or an object it refers to",
+    ReasonKind.STALLED: "change the spec or an object that it references",
     ReasonKind.TRANSIENT: "the operator retries with exponential back-off",
 }
 
@@ -64,70 +63,76 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.SUCCEEDED: "The cluster matches the spec.",
     Reason.SERVING: "Requests are answered.",
     Reason.SUSPENDED: "`spec.suspend` is Enabled: no pods run; set it to Disabled to serve again.",
-    Reason.ADVISORY: "`scaling.mode` is Advisory: decisions are published and nothing is changed.",
+    Reason.ADVISORY: "`scaling.mode` is Advisory: decisions are published but not applied.",
     Reason.BOUNDS_REACHED: "The count is at `instances.min` or `instances.max`.",
     Reason.TOKENIZER_BOUND: "The tokenizer limits the pipeline.",
     Reason.STEP_BOUND: "Another CPU step limits the pipeline.",
     Reason.CPU_BOUND: (
-        "The container's CPU is used up: another instance would only share it; raise"
-        " `server.resources.limits.cpu`."
+        "The container uses all of its CPU, so another instance would not help; raise "
+        "`server.resources.limits.cpu`."
     ),
     Reason.GPU_BOUND: (
-        "The GPU step is busy: more tokenizers would not help; add pods, or batch better."
+        "The GPU step is busy, so more tokenizers would not help; add pods, or improve batching."
     ),
     Reason.CPU_CONTENDED: (
-        "The container's CPU is used by others than the scaled steps, such as threads of libraries."
+        "Other users of the container's CPU, such as library threads, take CPU from the "
+        "scaled steps."
     ),
-    Reason.NO_PROGRESS: "Requests wait and none completes: a process of the step may be dead.",
+    Reason.NO_PROGRESS: "Requests are waiting, but none completes: a process might have died.",
     Reason.BATCHING_INEFFECTIVE: (
-        "The GPU step runs requests one by one although more wait: their shapes differ; see"
-        " `tokenizer.padding`."
+        "The GPU step runs requests one at a time although others are waiting, because "
+        "their shapes differ; see `tokenizer.padding`."
     ),
     Reason.REPLICAS_OWNER_CONFLICT: (
-        "Two controllers set the number of pods. The message names both, which one is in effect,"
-        " and how to leave it to one."
+        "Two controllers set the number of pods. The message names both, states which one "
+        "is in effect, and how to keep only one."
     ),
     Reason.CPU_OWNER_CONFLICT: (
-        "Another controller resizes the pods in place; the message names it, and the operator"
-        " leaves CPU to it."
+        "Another controller resizes the pods in place. The message names it, and the "
+        "operator does not change the CPU."
     ),
     Reason.METRICS_MISSING: (
-        "No metrics of the pods arrive; the message says what to check. Counts do not decrease."
+        "There are no metrics for the pods; the message states what to check. Counts do "
+        "not decrease."
     ),
     Reason.METRICS_STALE: (
         "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies."
     ),
-    Reason.METRICS_PARTIAL: "Metrics of some pods or models are missing. Counts do not decrease.",
+    Reason.METRICS_PARTIAL: "Metrics are missing for some pods or models. Counts do not decrease.",
     Reason.PROMETHEUS_ERROR: "Prometheus returns an error or times out.",
     Reason.ACTUATION_FAILED: (
-        "A change of a count failed in a pod, with Triton's reason; the old count stays in effect,"
-        " and the change is retried with exponential back-off."
+        "A count could not be changed in a pod; the message contains Triton's reason. The "
+        "old count stays in effect, and the change is retried with exponential back-off."
     ),
     Reason.PROGRESSING: "A rollout is under way.",
+    Reason.PREFLIGHT: (
+        "A Job without GPUs runs the loader's checks of the new revision, before a serving pod is"
+        " removed for it."
+    ),
     Reason.DRAINING: "Pods of older revisions are finishing their requests.",
     Reason.WAITING_FOR_GPU: (
-        "No node has the GPUs that a pod requests; the message lists the request and what nodes"
-        " offer."
+        "No node has the GPUs that a pod requests; the message lists the request and what "
+        "the nodes offer."
     ),
     Reason.WAITING_FOR_RESOURCES: (
         "No node has the CPU, memory or other resource that a pod requests."
     ),
-    Reason.WAITING_FOR_PODS: "Pods are starting; the state of their models is not known yet.",
+    Reason.WAITING_FOR_PODS: "The pods are starting; the state of their models is not known yet",
     Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
     Reason.SOURCE_UNAVAILABLE: (
-        "A source cannot be fetched; the message names the URI, never the credential. Check that it"
-        " exists and that secretRef may read it."
+        "A source cannot be fetched; the message names the URI, never the credential. "
+        "Check that the source exists and that the credentials in secretRef can read it."
     ),
     Reason.INVALID_CERTIFICATE: (
-        "The Secret of `spec.server.tls` cannot be used: it is missing, the operator may not read"
-        " it, or its certificate has expired or does not match its key. Running pods continue to"
-        " serve."
+        "The Secret in `spec.server.tls` cannot be used: it is missing, the operator is "
+        "not allowed to read it, or its certificate has expired or does not match its key. "
+        "Running pods continue to serve."
     ),
     Reason.IMAGE_UNAVAILABLE: (
         "The Triton image cannot be pulled; check `spec.server.image` and"
         " `spec.server.imagePullSecrets`."
     ),
-    Reason.NO_PODS: "No pod is ready to answer.",
+    Reason.NO_PODS: "No pod is ready to serve requests.",
     Reason.PAUSED: (
         f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to continue."
     ),
@@ -143,44 +148,45 @@ REASON_MEANING: Mapping[Reason, str] = {
         " revision serves again."
     ),
     Reason.SLO_VIOLATED: (
-        "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; the message"
-        " has both figures."
+        "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; "
+        "the message contains both figures."
     ),
     Reason.TUNING_STALE: (
-        "In `status.warnings`: what `status.tuning` says was measured on another revision than the"
-        " one that serves now."
+        "In `status.warnings`: `status.tuning` was measured on a revision other than the "
+        "serving one."
     ),
     Reason.MODEL_MISMATCH: (
-        "The model's file does not fit: inputs or outputs differ from the spec, it has fewer token"
-        " ids than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message"
-        " shows both sides."
+        "The model's file does not match the spec: its inputs or outputs differ, it "
+        "accepts fewer token IDs than the tokenizer emits, or only rows shorter than "
+        "`tokenizer.maxLength`. The message shows both sides."
     ),
     Reason.SOURCE_CHANGED: (
-        "A source without a pinned revision no longer gives what this revision of the pipeline was"
-        " started with; pin it, or change the spec."
+        "An unpinned source no longer provides the content with which this pipeline "
+        "revision was started; pin the source, or change the spec."
     ),
-    Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 of its source.",
-    Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
+    Reason.CHECKSUM_MISMATCH: "The SHA-256 digest of a file differs from the one in its source.",
+    Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be loaded as a tokenizer.",
     Reason.RAGGED_UNSUPPORTED: (
-        "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding:"
-        " Ragged` requires; the message says why. Auto falls back automatically."
+        "The model's file cannot be adapted to ragged batches, which "
+        "`spec.tokenizer.padding: Ragged` requires; the message states why. Auto falls "
+        "back automatically."
     ),
-    Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
+    Reason.MODEL_FAILED: "Triton cannot load a model; the message quotes Triton's error.",
     Reason.NAME_CONFLICT: (
-        "An object of a name that the pipeline needs belongs to someone else; rename the pipeline"
-        " or remove that object."
+        "An object with a name that the pipeline needs has another owner; rename the "
+        "pipeline or remove that object."
     ),
     Reason.INFERENCE_FAILED: "Triton reports ready, but a test inference fails.",
     Reason.API_ERROR: (
-        "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing"
-        " service account or right); the message is its own."
+        "The Kubernetes API server rejects an object or a pod of the pipeline (quota, "
+        "admission, a missing service account or permission); the message quotes its error."
     ),
     Reason.PERMISSION_DENIED: (
-        "The service account in whose name the operator writes lacks a permission; the message"
-        " names the account, the object and the verbs."
+        "The service account that the operator impersonates lacks a permission; the "
+        "message names the account, the object and the verbs."
     ),
     Reason.NO_SPACE: "The volume for sources is full.",
-    Reason.SERVER_CRASHED: "Triton exited; the message has the end of its log.",
+    Reason.SERVER_CRASHED: "Triton exited; the message contains the end of its log.",
     Reason.INTERNAL_ERROR: (
         "An error in the operator or in a source's server; see the operator's log."
     ),
@@ -347,16 +353,16 @@ def _lines() -> Iterator[str]:
     )
     yield ""
     yield (
-        "The API server fills in a default shown as a value, if the enclosing object is written. A"
-        " default in the description is"
+        "If a default is shown as a value, the API server sets it when the enclosing "
+        "object is written. If a default is part of a description,"
     )
     yield (
-        "resolved by the operator; `tritonpipe render` shows it. A field that is `null` counts as"
-        " omitted; server-side apply rejects it."
+        "the operator resolves it, and `tritonpipe render` shows it. A `null` field counts "
+        "as omitted; server-side apply rejects it."
     )
     yield (
-        "A quantity is text or an integer: `cpu: 2` and `cpu: 500m` are valid, `cpu: 0.5` needs"
-        " quotes."
+        "A quantity is a string or an integer: `cpu: 2` and `cpu: 500m` are valid, but "
+        "`cpu: 0.5` needs quotes."
     )
     yield ""
     yield "Rules of the object as a whole:"

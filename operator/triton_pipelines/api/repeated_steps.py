@@ -22,7 +22,7 @@ class RepeatedInput(ApiModel):
 
 
 class RepeatedStep(ApiModel):
-    """A step that runs the model of another step, in the same instances."""
+    """A step that runs the model of another step in the same instances."""
 
     name: Annotated[
         str,
@@ -50,7 +50,7 @@ class RepeatedStep(ApiModel):
         Field(
             min_length=1,
             max_length=MAX_TENSORS,
-            description="All inputs that it reads; only optional ones may be left out.",
+            description="All inputs that it reads; only optional inputs can be omitted.",
             json_schema_extra=BY_NAME,
         ),
     ]
@@ -60,6 +60,7 @@ class RepeatedStep(ApiModel):
             cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
             message=(
                 "the names tokenizer, model, postprocess and pipeline are reserved; choose another"
+                " name"
             ),
             holds=lambda s: s.name not in TAKEN_STEP_NAMES,
             field="name",

@@ -11,7 +11,7 @@ from .base import ApiModel
 
 
 class RolloutStrategy(StrEnum):
-    """How a new revision takes over."""
+    """How a new revision replaces the old one."""
 
     AUTO = "Auto"
     SURGE = "Surge"
@@ -19,19 +19,35 @@ class RolloutStrategy(StrEnum):
     RECREATE = "Recreate"
 
 
+class PreflightMode(StrEnum):
+    """Whether the loader checks a new revision before a serving pod is removed for it."""
+
+    AUTO = "Auto"
+    DISABLED = "Disabled"
+
+
 class RolloutSpec(ApiModel):
-    """How a new revision takes over, and how long pods may take to terminate."""
+    """How a new revision replaces the old one, and how long pods can take to terminate."""
 
     strategy: Annotated[
         RolloutStrategy,
         Field(
             description=(
-                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
-                " all; Auto tries Surge and falls back to NoSurge if no node has room for another"
-                " pod."
+                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate "
+                "removes all; Auto tries Surge and falls back to NoSurge if no node has "
+                "capacity for another pod."
             )
         ),
     ] = RolloutStrategy.AUTO
+    preflight: Annotated[
+        PreflightMode,
+        Field(
+            description=(
+                "Auto: before a serving pod is removed to make room for a new revision, a Job"
+                " without GPUs runs the loader's checks of that revision. Disabled: no Job runs."
+            )
+        ),
+    ] = PreflightMode.AUTO
     progress_deadline_seconds: Annotated[
         int,
         Field(
@@ -44,8 +60,8 @@ class RolloutSpec(ApiModel):
             ge=0,
             le=3600,
             description=(
-                "Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is"
-                " equally long."
+                "Seconds that a terminating pod waits before Triton stops; also Triton's "
+                "exit timeout."
             ),
         ),
     ] = 30

@@ -42,8 +42,8 @@ class Windows(ApiModel):
             ge=2,
             le=600,
             description=(
-                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals."
-                " Default: 12; 6 if pods are read directly."
+                "Window for scale-up decisions, in seconds; at least 2.2 scrape intervals. "
+                "Default: 12; 6 if pods are scraped directly."
             ),
         ),
     ] = None
@@ -52,7 +52,7 @@ class Windows(ApiModel):
         Field(
             ge=10,
             le=3600,
-            description="Seconds over which service times and verdicts are computed. Default: 60.",
+            description="Window for service times and verdicts, in seconds. Default: 60.",
         ),
     ] = None
 
@@ -68,7 +68,7 @@ class Windows(ApiModel):
 
 
 class ScaleUp(ApiModel):
-    """Growth of counts."""
+    """How counts increase."""
 
     cooldown_seconds: Annotated[
         int | None,
@@ -76,15 +76,15 @@ class ScaleUp(ApiModel):
             ge=0,
             le=3600,
             description=(
-                "Seconds to wait after scaling up. Default: until the first scrape after the change"
-                " took effect; 8 s until one change was measured."
+                "Seconds to wait after scaling up. Default: until the first scrape after "
+                "the change took effect; 8 s until a change has been measured."
             ),
         ),
     ] = None
 
 
 class ScaleDown(ApiModel):
-    """Shrinking of counts."""
+    """How counts decrease."""
 
     stabilization_seconds: Annotated[
         int,
@@ -92,7 +92,7 @@ class ScaleDown(ApiModel):
             ge=0,
             le=86400,
             description=(
-                "Seconds for which a lower count must have sufficed before the count is reduced."
+                "Seconds for which a lower count must be sufficient before the count is reduced."
             ),
         ),
     ] = 180
@@ -164,8 +164,8 @@ class Scaling(ApiModel):
         ),
     ] = None
     windows: Annotated[Windows, Field(description="Time windows of the signals.")] = Windows()
-    scale_up: Annotated[ScaleUp, Field(description="Growth of counts.")] = ScaleUp()
-    scale_down: Annotated[ScaleDown, Field(description="Shrinking of counts.")] = ScaleDown()
+    scale_up: Annotated[ScaleUp, Field(description="How counts increase.")] = ScaleUp()
+    scale_down: Annotated[ScaleDown, Field(description="How counts decrease.")] = ScaleDown()
     backlog_drain_seconds: Annotated[
         int, Field(ge=1, le=3600, description="Seconds within which a backlog should be processed.")
     ] = 10
@@ -174,7 +174,7 @@ class Scaling(ApiModel):
         Field(
             ge=10,
             le=3600,
-            description="Age in seconds at which metrics count as missing, and fallback applies.",
+            description="Age in seconds at which metrics count as missing and fallback applies.",
         ),
     ] = 60
     fallback: Annotated[
@@ -192,7 +192,8 @@ class Scaling(ApiModel):
             ge=1,
             le=120,
             description=(
-                "Changes of direction per hour after which counts only grow until the hour is over."
+                "Changes of direction per hour after which counts only increase until the "
+                "hour is over."
             ),
         ),
     ] = 6
@@ -200,8 +201,8 @@ class Scaling(ApiModel):
         PodBounds | None,
         Field(
             description=(
-                "Also scale the number of pods when instance counts cannot help. Replaces replicas."
-                " Default: none."
+                "Also scales the number of pods when instance counts cannot help. Replaces "
+                "replicas. Default: none."
             )
         ),
     ] = None
@@ -218,8 +219,8 @@ class Scaling(ApiModel):
         ObjectName,
         Field(
             description=(
-                "One of the operator's named Prometheus connections. Default: metrics are read from"
-                " the pods."
+                "One of the operator's named Prometheus connections. Default: metrics are "
+                "scraped from the pods."
             )
         ),
     ] = "default"

@@ -24,13 +24,13 @@ class ScaleEvent(ApiModel):
     step: Annotated[Short, Field(description="Step whose count changed.")]
     from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
     to: Annotated[Count, Field(description="Instances after.")] = 0
-    reason: Annotated[Short, Field(description="Why, with the numbers that decided.")] = ""
+    reason: Annotated[Short, Field(description="The reason, with the figures behind it.")] = ""
 
 
 class ScalingFigures(ApiModel):
     """Figures of a scaled step over all pods.
 
-    They change only by more than a tenth; live numbers are in the metrics.
+    They are updated only if they change by more than a tenth; for current values, see the metrics.
     """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]
@@ -45,7 +45,7 @@ class ScalingStatus(ApiModel):
     """Signals and decisions of live scaling."""
 
     bottleneck: Annotated[Short, Field(description="What limits the pipeline.")] = ""
-    mode: Annotated[Short, Field(description="Mode in force: Active or Advisory.")] = ""
+    mode: Annotated[Short, Field(description="Current mode: Active or Advisory.")] = ""
     last_scale_time: Annotated[
         str | None,
         Field(

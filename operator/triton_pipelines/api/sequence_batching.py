@@ -48,8 +48,8 @@ class SequenceControl(ApiModel):
         ControlKind,
         Field(
             description=(
-                "START, END: first and last request of a sequence; READY: the slot holds a request;"
-                " CORRID: id of the sequence."
+                "START, END: first and last request of a sequence; READY: the slot holds a "
+                "request; CORRID: ID of the sequence."
             )
         ),
     ]
@@ -169,7 +169,7 @@ class SequenceBatching(ApiModel):
         tuple[SequenceState, ...],
         Field(
             max_length=32,
-            description="Tensors kept from one request of a sequence to the next.",
+            description="Tensors kept between the requests of a sequence.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["inputName"],
@@ -213,7 +213,7 @@ class SequenceBatching(ApiModel):
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Oldest. Enabled: responses are sent in the order of the requests."),
+        Field(description="Oldest. Enabled: responses are returned in request order."),
     ] = None
 
     rules = (

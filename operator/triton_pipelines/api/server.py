@@ -28,7 +28,7 @@ class ImagePullPolicy(StrEnum):
 
 
 class LocalReference(ApiModel):
-    """An object of the pipeline's namespace, by name."""
+    """An object in the pipeline's namespace, by name."""
 
     name: Annotated[ObjectName, Field(description="An object in the pipeline's namespace.")]
 
@@ -127,7 +127,7 @@ class ResourceList(ApiModel):
 
     cpu: Annotated[Quantity | None, Field(description="Cores, such as 2 or 500m.")] = None
     memory: Annotated[
-        Quantity | None, Field(description="Memory; the shared memory counts into the limit.")
+        Quantity | None, Field(description="Memory; shared memory counts toward the limit.")
     ] = None
 
 
@@ -137,7 +137,7 @@ class Resources(ApiModel):
     requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = (
         ResourceList()
     )
-    limits: Annotated[ResourceList, Field(description="What the container may use at most.")] = (
+    limits: Annotated[ResourceList, Field(description="Maximum that the container can use.")] = (
         ResourceList()
     )
 
@@ -158,13 +158,13 @@ class Service(ApiModel):
         dict[LabelKey, Text],
         Field(
             max_length=64,
-            description="Annotations of the Service, for load balancers and the like.",
+            description="Annotations of the Service, for example for load balancers.",
         ),
     ] = {}
 
 
 class NetworkPolicy(ApiModel):
-    """Who may reach the ports. The control key restricts what they may do there."""
+    """Peers that can reach the ports. The control key restricts what they can do."""
 
     mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is created.")] = (
         Switch.ENABLED
@@ -174,8 +174,8 @@ class NetworkPolicy(ApiModel):
         Field(
             max_length=32,
             description=(
-                "NetworkPolicy peers that may send inference requests; empty: pods of the"
-                " namespace."
+                "NetworkPolicy peers that can send inference requests; empty: pods in the "
+                "namespace."
             ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
@@ -184,7 +184,7 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy peers that may read metrics; empty: pods of the namespace.",
+            description="NetworkPolicy peers that can read metrics; empty: pods in the namespace.",
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
@@ -192,7 +192,8 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy egress rules of the pods, besides DNS; empty: unrestricted.",
+            description="NetworkPolicy egress rules of the pods, in addition to DNS; empty: "
+            "unrestricted.",
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.EGRESS_RULE},
         ),
     ] = ()
@@ -223,8 +224,9 @@ class ServerSpec(ApiModel):
             max_length=16,
             pattern=RELEASE_PATTERN,
             description=(
-                "Triton release such as 24.10. Default: read from the image's tag; required if the"
-                " tag does not contain it. It decides which flags and features are available."
+                "Triton release such as 24.10. Default: read from the image's tag; "
+                "required if the tag does not contain it. It determines which flags and "
+                "features are available."
             ),
         ),
     ] = None
@@ -263,7 +265,7 @@ class ServerSpec(ApiModel):
         tuple[EnvVar, ...],
         Field(
             max_length=64,
-            description="Further environment variables of Triton.",
+            description="Additional environment variables for Triton.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["name"],
@@ -275,7 +277,8 @@ class ServerSpec(ApiModel):
         Field(
             max_length=64,
             description=(
-                "Further arguments of tritonserver. Arguments that the operator sets are rejected."
+                "Additional arguments for tritonserver. Arguments that the operator sets "
+                "are rejected."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -290,8 +293,8 @@ class ServerSpec(ApiModel):
         Field(
             max_length=32,
             description=(
-                "As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are"
-                " always added."
+                "As in a Pod; tolerations for nvidia.com/gpu and the GPU resource name are "
+                "always added."
             ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.TOLERATION},
         ),
@@ -322,7 +325,7 @@ class ServerSpec(ApiModel):
     shared_memory: Annotated[
         Quantity | None,
         Field(
-            description="Size of /dev/shm. Default: computed from the number of python instances."
+            description="Size of /dev/shm. Default: computed from the number of Python instances."
         ),
     ] = None
     model_cache: Annotated[
@@ -338,10 +341,11 @@ class ServerSpec(ApiModel):
         Passthrough | None,
         Field(
             description=(
-                "A partial PodTemplateSpec that is merged last: containers, initContainers, volumes"
-                " and env by name, volumeMounts by mountPath; tolerations are appended, other lists"
-                " replaced. Fields that the operator sets are rejected. By default the operator"
-                " also rejects fields that reach beyond the pod."
+                "A partial PodTemplateSpec that is merged last: containers, "
+                "initContainers, volumes and env by name, volumeMounts by mountPath; "
+                "tolerations are appended, other lists replaced. Fields that the operator "
+                "sets are rejected. By default, fields that give access beyond the pod are "
+                "also rejected."
             ),
             json_schema_extra={FORM: OpenForm.POD_TEMPLATE},
         ),

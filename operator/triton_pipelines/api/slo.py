@@ -17,7 +17,7 @@ class Slo(ApiModel):
         Field(
             ge=1,
             le=3_600_000,
-            description="Latency in milliseconds that 99 of 100 requests must not exceed.",
+            description="Latency in milliseconds that 99 % of requests must not exceed.",
         ),
     ] = None
     network_and_queue_budget_milliseconds: Annotated[
@@ -26,8 +26,8 @@ class Slo(ApiModel):
             ge=0,
             le=3_600_000,
             description=(
-                "Milliseconds of the latency that network and queues in front of the server take;"
-                " they are subtracted first."
+                "Part of the latency for the network and for queues in front of the "
+                "server, in milliseconds."
             ),
         ),
     ] = 5

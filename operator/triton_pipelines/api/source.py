@@ -29,7 +29,7 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
 
 class SecretReference(ApiModel):
-    """A Secret of the pipeline's namespace.
+    """A Secret in the pipeline's namespace.
 
     It is mounted only into the init container, never into Triton.
     """
@@ -48,7 +48,7 @@ class SecretReference(ApiModel):
 
 
 class CertificateReference(ApiModel):
-    """A ConfigMap of the pipeline's namespace with a CA bundle."""
+    """A ConfigMap in the pipeline's namespace with a CA bundle."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap with the CA bundle.")]
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
@@ -90,8 +90,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=PATH_PATTERN,
             description=(
-                "File inside the folder or repository that the URI names. Left out: the file's"
-                " usual name."
+                "File inside the folder or repository that the URI names. Default: the "
+                "standard file name."
             ),
         ),
     ] = None
@@ -109,8 +109,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=ENDPOINT_PATTERN,
             description=(
-                "Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a"
-                " registry (in place of the one in the uri)."
+                "Address of an S3, GCS or Azure compatible store, a model hub mirror, or a "
+                "registry (instead of the one in the URI)."
             ),
         ),
     ] = None
@@ -146,8 +146,8 @@ class SourceSpec(ApiModel):
                 " has(self.revision) || has(self.caRef))"
             ),
             message=(
-                "a mounted source (configmap://, pvc://) has no secretRef, caRef or revision;"
-                " remove them"
+                "secretRef, caRef and revision are not allowed for a mounted source "
+                "(configmap://, pvc://); remove them"
             ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
@@ -188,7 +188,7 @@ class SourceSpec(ApiModel):
 
 
 class ModelSource(SourceSpec):
-    """A source with a main file that may have any name: a model, or code with its modules."""
+    """A source whose main file can have any name: a model, or code with its modules."""
 
     file_name: Annotated[
         str | None,

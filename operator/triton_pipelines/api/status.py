@@ -22,8 +22,8 @@ class ConditionStatus(ApiModel):
     status: Annotated[
         Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")
     ]
-    reason: Annotated[str, Field(max_length=128, description="One CamelCase word for the cause.")]
-    message: Annotated[Long, Field(description="Explanation with the numbers, and what to do.")]
+    reason: Annotated[str, Field(max_length=128, description="The cause, as one CamelCase word.")]
+    message: Annotated[Long, Field(description="Explanation with figures, and what to do.")]
     observed_generation: Annotated[
         int,
         Field(
@@ -44,7 +44,7 @@ class ConditionStatus(ApiModel):
 
 
 class Endpoints(ApiModel):
-    """Where clients find the pipeline, inside the cluster."""
+    """Addresses for clients inside the cluster."""
 
     http: Annotated[Short, Field(description="HTTP address.")] = ""
     grpc: Annotated[Short, Field(description="gRPC address.")] = ""
@@ -56,7 +56,7 @@ class TensorStatus(ApiModel):
 
     name: Annotated[Short, Field(description="Name that clients use.")]
     data_type: Annotated[
-        Short, Field(description="Element type as clients send it (BYTES for text).")
+        Short, Field(description="Element type in client requests (BYTES for text).")
     ]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
@@ -67,7 +67,7 @@ class TensorStatus(ApiModel):
             json_schema_extra=ATOMIC,
         ),
     ]
-    optional: Annotated[Switch | None, Field(description="Enabled: a request may omit it.")] = None
+    optional: Annotated[Switch | None, Field(description="Enabled: a request can omit it.")] = None
 
 
 class EnsembleStatus(ApiModel):
@@ -90,7 +90,7 @@ class StepStatus(ApiModel):
     name: Annotated[Short, Field(description="Name of the step.")]
     model_name: Annotated[Short, Field(description="Its name in the model repository.")]
     role: Annotated[Short, Field(description="Tokenizer, Model or Postprocess.")]
-    ready_pods: Annotated[Count, Field(description="Pods in which Triton says READY.")] = 0
+    ready_pods: Annotated[Count, Field(description="Pods in which Triton reports READY.")] = 0
     pods: Annotated[Count, Field(description="Pods that were queried.")] = 0
     reason: Annotated[Long, Field(description="Triton's reason if a model is not ready.")] = ""
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
@@ -108,7 +108,7 @@ class StepStatus(ApiModel):
         ),
     ] = ""
     verdict_reason: Annotated[
-        Long, Field(description="The numbers behind the verdict, in words.")
+        Long, Field(description="Explanation of the verdict, with figures.")
     ] = ""
 
 
@@ -118,12 +118,12 @@ class TokenizerStatus(ApiModel):
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
     summary: Annotated[
-        Short, Field(description="Desired and highest number of instances, such as 2/4.")
+        Short, Field(description="Desired and maximum number of instances, such as 2/4.")
     ] = ""
 
 
 class SourceStatus(ApiModel):
-    """What a source resolved to."""
+    """The resolved version of a source."""
 
     step: Annotated[Short, Field(description="Name of the step.")]
     uri: Annotated[Annotated[str, Field(max_length=1024)], Field(description="The URI as written.")]
@@ -134,7 +134,7 @@ class SourceStatus(ApiModel):
 class WarningStatus(ApiModel):
     """A setting that works but is probably unintended."""
 
-    path: Annotated[Short, Field(description="Path of the field that it concerns.")]
+    path: Annotated[Short, Field(description="Path of the affected field.")]
     message: Annotated[Long, Field(description="The problem, and what to write instead.")]
 
 
@@ -162,7 +162,7 @@ class Status(ApiModel):
         ),
     ] = 0
     revision: Annotated[Short, Field(description="Revision of the latest spec.")] = ""
-    serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""
+    serving_revision: Annotated[Short, Field(description="Revision that serves requests.")] = ""
     replicas: Annotated[Count, Field(description="Pods.")] = 0
     ready_replicas: Annotated[Count, Field(description="Pods whose ensemble is ready.")] = 0
     updated_replicas: Annotated[Count, Field(description="Pods of the latest revision.")] = 0
@@ -170,7 +170,7 @@ class Status(ApiModel):
         Short, Field(description="Label selector of the pods, for the scale subresource.")
     ] = ""
     endpoints: Annotated[
-        Endpoints, Field(description="Where clients find the pipeline, inside the cluster.")
+        Endpoints, Field(description="Addresses for clients inside the cluster.")
     ] = Endpoints()
     ensemble: Annotated[
         EnsembleStatus, Field(description="Model name and tensors for clients.")
@@ -179,14 +179,14 @@ class Status(ApiModel):
         tuple[StepStatus, ...],
         Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME),
     ] = ()
-    tokenizer: Annotated[
-        TokenizerStatus, Field(description="The tokenizer's count, for people.")
-    ] = TokenizerStatus()
+    tokenizer: Annotated[TokenizerStatus, Field(description="The tokenizer's instance count.")] = (
+        TokenizerStatus()
+    )
     sources: Annotated[
         tuple[SourceStatus, ...],
         Field(
             max_length=64,
-            description="What the sources resolved to.",
+            description="Resolved versions of the sources.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["step"],

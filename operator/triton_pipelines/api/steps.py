@@ -98,8 +98,8 @@ class StepFields(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0"
-                " for vllm."
+                "Maximum rows per batch; 0: no batching, dims include the batch axis. "
+                "Default 64; 0 for vllm."
             ),
         ),
     ] = None
@@ -122,8 +122,8 @@ class StepFields(ApiModel):
         InstanceResources | None,
         Field(
             description=(
-                "What one more instance of a python step may use; sizes the pod. Default: 100m and"
-                " 256Mi; cpu 1 and 400Mi if it is scaled."
+                "Resources of one instance of a Python step; they size the pod. Default: "
+                "100m and 256Mi; cpu 1 and 400Mi if it is scaled."
             )
         ),
     ] = None
@@ -148,8 +148,9 @@ class StepFields(ApiModel):
         Warmup | None,
         Field(
             description=(
-                "Inferences that a new instance runs before it serves. Default: on if the step"
-                " runs in one of Triton's backends and reads only token tensors."
+                "Inferences that a new instance runs before it serves requests. Default: "
+                "on if the step runs in one of Triton's backends and reads only token "
+                "tensors."
             )
         ),
     ] = None
@@ -158,28 +159,28 @@ class StepFields(ApiModel):
     ] = None
     lengths: Annotated[
         TokenLengths | None,
-        Field(description="Token range that the file takes, such as a TensorRT plan's profile."),
+        Field(description="Token range that the file accepts, such as a TensorRT plan's profile."),
     ] = None
     decoupled: Annotated[
         Switch | None,
         Field(
             description=(
-                "Enabled: the step may answer a request with any number of responses. Default:"
-                " Disabled; Enabled for vllm."
+                "Enabled: the step can send any number of responses to a request. Default: "
+                "Disabled; Enabled for vllm."
             )
         ),
     ] = None
     parameters: Annotated[
         dict[Annotated[str, Field(max_length=128)], Text],
-        Field(max_length=64, description="Triton model parameters, passed on as written."),
+        Field(max_length=64, description="Triton model parameters, passed on unchanged."),
     ] = {}
     config_patch: Annotated[
         Passthrough | None,
         Field(
             description=(
-                "Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are"
-                " replaced, maps merged, null clears a field. Settings with a field of their own"
-                " are rejected here."
+                "Additional fields of Triton's ModelConfig, in protobuf JSON, merged last: "
+                "lists are replaced, maps merged, null clears a field. Settings with a "
+                "dedicated field are rejected here."
             ),
             json_schema_extra={FORM: OpenForm.MODEL_CONFIG},
         ),

@@ -57,8 +57,8 @@ Dims = Annotated[
         min_length=1,
         max_length=MAX_DIMS,
         description=(
-            "Shape of one row, without the batch axis (with it where maxBatchSize is 0); -1: any"
-            " length."
+            "Shape of one row, without the batch axis (with it if maxBatchSize is 0); -1: "
+            "any length."
         ),
         json_schema_extra=ATOMIC,
     ),
@@ -75,8 +75,8 @@ class PublicInput(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: a request may omit it; every step input that reads it must be optional,"
-                " too. Default: Disabled."
+                "Enabled: a request can omit it; every step input that reads it must also "
+                "be optional. Default: Disabled."
             )
         ),
     ] = None
@@ -119,8 +119,8 @@ class InputTensor(OutputTensor):
         Field(
             alias="from",
             description=(
-                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's"
-                " tensor of that usual name, or the pipeline's input of that name."
+                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the "
+                "tokenizer's standard tensor or the pipeline's input with this name."
             ),
         ),
     ] = None
@@ -128,8 +128,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: a request may omit it. Without from it reads the pipeline's input of that"
-                " name, if spec.ensemble.inputs lists one, and is not connected otherwise."
+                "Enabled: a request can omit it. Without from, it reads the pipeline's "
+                "input with this name if spec.ensemble.inputs lists one; otherwise, it is "
+                "not connected."
             )
         ),
     ] = None
@@ -137,9 +138,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: requests of different shape share a batch. Default: Enabled for python"
-                " steps with a dim of -1, otherwise Disabled. Other backends receive one flat"
-                " tensor."
+                "Enabled: requests of different shapes share a batch. Default: Enabled for "
+                "Python steps with a dim of -1, otherwise Disabled. Other backends receive "
+                "one flat tensor."
             )
         ),
     ] = None

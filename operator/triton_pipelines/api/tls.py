@@ -18,7 +18,10 @@ class TlsMode(StrEnum):
 
 
 class Tls(ApiModel):
-    """TLS for gRPC. HTTP then answers health checks only, because Triton has no HTTPS."""
+    """TLS for gRPC.
+
+    HTTP then responds only to health checks, because Triton does not support HTTPS.
+    """
 
     secret_name: Annotated[
         ObjectName,

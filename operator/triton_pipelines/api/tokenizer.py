@@ -65,9 +65,7 @@ class TokenizerInputs(ApiModel):
 
     text: Annotated[
         TensorName,
-        Field(
-            description="The text (BYTES): name of the pipeline's input, and of the tokenizer's."
-        ),
+        Field(description="Name of the text input (BYTES) of the pipeline and the tokenizer."),
     ] = "TEXT"
     text_from: Annotated[
         TensorReference | None,
@@ -81,13 +79,11 @@ class TokenizerInputs(ApiModel):
     text_pair: Annotated[
         TensorName | None,
         Field(
-            description=(
-                "The second text of a pair, row by row, as rerankers and NLI models read it."
-            )
+            description=("Name of the second text input, for text pairs (rerankers, NLI models).")
         ),
     ] = None
     text_pair_from: Annotated[
-        TensorReference | None, Field(description="Source of the second text; as textFrom.")
+        TensorReference | None, Field(description="Source of the second text, as in textFrom.")
     ] = None
 
     rules = (
@@ -117,15 +113,14 @@ class TokenizerOutput(ApiModel):
         TokenTensor | None,
         Field(
             description=(
-                "What it contains. Default: derived from a usual name such as input_ids, in any"
-                " case."
+                "Its content. Default: derived from a standard name such as input_ids, in any case."
             )
         ),
     ] = None
     data_type: Annotated[
         Literal[DataType.INT32, DataType.INT64] | None,
         Field(
-            description="INT64 or INT32. Default: that of the input that reads it, otherwise INT64."
+            description="INT64 or INT32. Default: the type of the input that reads it, or INT64."
         ),
     ] = None
     dims: Annotated[
@@ -134,7 +129,7 @@ class TokenizerOutput(ApiModel):
             min_length=1,
             max_length=MAX_DIMS,
             description=(
-                "Type Python only: shape of one row. Default: that of the tensor it carries."
+                "Type Python only: shape of one row. Default: the shape of its tensor type."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -142,7 +137,7 @@ class TokenizerOutput(ApiModel):
 
 
 class Tokenizer(ApiModel):
-    """The CPU step that turns text into tokens.
+    """The CPU step that converts text to tokens.
 
     It uses the Rust tokenizers library or custom code.
     """
@@ -186,14 +181,15 @@ class Tokenizer(ApiModel):
         Field(
             max_length=16,
             description=(
-                "Its output tensors. Default: those that later steps read, by their usual names."
-                " Required for type Python."
+                "Its output tensors. Default: the standard tensors that later steps read. "
+                "Required for type Python."
             ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
     max_length: Annotated[
-        int | None, Field(ge=1, le=MAX_TOKENS, description="Longest row, in tokens. Default 512.")
+        int | None,
+        Field(ge=1, le=MAX_TOKENS, description="Maximum length of a row, in tokens. Default 512."),
     ] = None
     truncation: Annotated[
         Truncation,
@@ -222,8 +218,8 @@ class Tokenizer(ApiModel):
         Field(
             max_length=32,
             description=(
-                "Lengths of padding Bucketed, in ascending order; maxLength is always added as the"
-                " last. Default: the max of the model's lengths.profiles, if any."
+                "Lengths for padding Bucketed, in ascending order; maxLength is always the "
+                "last. Default: the max of the model's lengths.profiles, if any."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -234,8 +230,8 @@ class Tokenizer(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default:"
-                " the model's."
+                "Maximum rows per batch; 0: no batching, clients send texts of shape [n]. "
+                "Default: as the model."
             ),
         ),
     ] = None
@@ -243,7 +239,7 @@ class Tokenizer(ApiModel):
         DynamicBatching | None, Field(description="Batching of this step. Default: on.")
     ] = None
     instances: Annotated[
-        StepCopies, Field(description="How many tokenizer instances a pod runs.")
+        StepCopies, Field(description="Number of tokenizer instances in a pod.")
     ] = StepCopies()
     resources_per_instance: Annotated[
         InstanceResources,
@@ -252,7 +248,7 @@ class Tokenizer(ApiModel):
     config_patch: Annotated[
         Passthrough | None,
         Field(
-            description="Further fields of Triton's ModelConfig, as model.configPatch.",
+            description="Additional ModelConfig fields, as in model.configPatch.",
             json_schema_extra={FORM: OpenForm.CPU_MODEL_CONFIG},
         ),
     ] = None

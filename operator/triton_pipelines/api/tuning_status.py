@@ -15,14 +15,14 @@ class ProvenPadding(ApiModel):
 
     fingerprint: Annotated[
         Short,
-        Field(description="Hash of everything in the spec that the cost of padding depends on."),
+        Field(description="Hash of all spec fields that affect the cost of padding."),
     ] = ""
     padding: Annotated[Short, Field(description="Ragged, Fixed, Bucketed or Longest.")] = ""
     buckets: Annotated[
         tuple[Count, ...],
         Field(
             max_length=32,
-            description="Tokens of the buckets of Bucketed.",
+            description="Bucket lengths in tokens, for Bucketed.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -64,7 +64,7 @@ class PaddingStatus(ApiModel):
 
 
 class TuningPoint(ApiModel):
-    """One setting that was measured, or whose figures were predicted."""
+    """One setting that was measured or predicted."""
 
     name: Annotated[
         Short,
@@ -76,7 +76,7 @@ class TuningPoint(ApiModel):
         ),
     ]
     max_batch_size: Annotated[
-        Count, Field(description="Most rows in a batch of the model step.")
+        Count, Field(description="Maximum rows per batch of the model step.")
     ] = 0
     queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
     model_instances: Annotated[
@@ -98,7 +98,7 @@ class TuningPoint(ApiModel):
         Count,
         Field(
             description=(
-                "Measured p99; omitted if more than one request in a hundred got no response."
+                "Measured p99; omitted if more than one request in a hundred received no response."
             )
         ),
     ] = 0
@@ -107,9 +107,9 @@ class TuningPoint(ApiModel):
 
 
 class TuningStatus(ApiModel):
-    """What the tuner measured and recommends; only the user changes the spec."""
+    """The tuner's measurements and recommendation; the operator never changes the spec."""
 
-    request: Annotated[Short, Field(description="The request that it answers.")] = ""
+    request: Annotated[Short, Field(description="The value of spec.tuning.request.")] = ""
     state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
     start_time: Annotated[
         str | None,
@@ -124,7 +124,7 @@ class TuningStatus(ApiModel):
         ),
     ] = None
     revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
-    message: Annotated[Long, Field(description="What was found, or why it failed.")] = ""
+    message: Annotated[Long, Field(description="The result, or why the run failed.")] = ""
     advice: Annotated[Long, Field(description="What limits the pipeline, and what to change.")] = ""
     padding: Annotated[
         Short,

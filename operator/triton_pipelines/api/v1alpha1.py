@@ -48,8 +48,8 @@ class PipelineSpec(ApiModel):
         ObjectName | None,
         Field(
             description=(
-                "Service account in whose name the operator writes the pipeline's objects. Default:"
-                " the operator's."
+                "Service account that the operator impersonates to write the pipeline's "
+                "objects. Default: as configured on the operator."
             )
         ),
     ] = None
@@ -57,7 +57,7 @@ class PipelineSpec(ApiModel):
         Tokenizer | None,
         Field(
             description=(
-                "The CPU step that turns text into tokens. Omit it if the pipeline needs none."
+                "The CPU step that converts text to tokens. Omit it if the pipeline needs none."
             )
         ),
     ] = None
@@ -81,8 +81,8 @@ class PipelineSpec(ApiModel):
         Field(
             max_length=MAX_STEPS,
             description=(
-                "Steps that run the model of another step once more, on other tensors. The model"
-                " is loaded once, and both steps share its instances."
+                "Steps that run the model of another step again, with other tensors. The "
+                "model is loaded once, and both steps share its instances."
             ),
             json_schema_extra=BY_NAME,
         ),
@@ -92,25 +92,29 @@ class PipelineSpec(ApiModel):
         Field(
             max_length=MAX_STEPS,
             description=(
-                "Models that are loaded and monitored but not connected, for custom code of a step"
-                " to call."
+                "Models that are loaded and monitored but not connected, to be called by "
+                "custom code."
             ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    ensemble: Annotated[Ensemble, Field(description="The public face of the pipeline.")] = (
-        Ensemble()
+    ensemble: Annotated[
+        Ensemble, Field(description="The pipeline's name, inputs and outputs, as seen by clients.")
+    ] = Ensemble()
+    health: Annotated[Health, Field(description="Test inferences that each pod receives.")] = (
+        Health()
     )
-    health: Annotated[Health, Field(description="Test inferences of each pod.")] = Health()
     server: Annotated[ServerSpec, Field(description="The Triton pods.")] = ServerSpec()
-    rollout: Annotated[RolloutSpec, Field(description="How a new revision takes over.")] = (
-        RolloutSpec()
-    )
+    rollout: Annotated[
+        RolloutSpec, Field(description="How a new revision replaces the old one.")
+    ] = RolloutSpec()
     scaling: Annotated[
         Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")
     ] = Scaling()
     slo: Annotated[Slo, Field(description="Service level objectives.")] = Slo()
-    tuning: Annotated[Tuning, Field(description="Batching chosen by measurement.")] = Tuning()
+    tuning: Annotated[Tuning, Field(description="Tuning of batching settings by measurement.")] = (
+        Tuning()
+    )
     observability: Annotated[
         Observability, Field(description="Traces and metrics of the pods.")
     ] = Observability()

@@ -37,6 +37,7 @@ from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
+from triton_pipelines.controllers.spec_metrics import SpecMetrics
 
 # Deadline (seconds) of the test inference after a change of counts. A pod with a long queue is
 # busy, and its test inference need not wait behind that queue.
@@ -146,13 +147,16 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     services.run_in_background("latency", parts.latency_monitor.run)
     services.run_in_background("monitoring", parts.monitoring_objects.run)
     advisories = ServerAdvisoryMetrics(services.metrics.registry)
+    specs = SpecMetrics(services.metrics.registry)
     services.metrics.registry.register(PipelineMetrics(services.store))
 
     async def reconcile(key: Key) -> Result:
         try:
             return await parts.reconciler.reconcile(key)
         finally:
-            advisories.observe(key, parts.handover.effective_specs.get(key))
+            effective = parts.handover.effective_specs.get(key)
+            advisories.observe(key, effective)
+            specs.observe(key, effective)
 
     return reconcile
 

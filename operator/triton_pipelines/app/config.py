@@ -69,7 +69,7 @@ def _pairs(value: Any) -> Any:
     for part in parts:
         left, found, right = str(part).partition("=")
         if not found or not left or not right:
-            raise ValueError(f"{part!r} is not of the form NAME=VALUE")
+            raise ValueError(f"{part!r} does not have the form NAME=VALUE")
         pairs[left] = right
     return pairs
 
@@ -200,8 +200,8 @@ class OperatorConfig(BaseModel):
         for name in value:
             if not _DNS_LABEL.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not a namespace name; patterns are not supported, "
-                    "since each namespace needs its own role"
+                    f"{name!r} is not a namespace name; patterns are not supported, because "
+                    "each namespace needs its own role"
                 )
         return tuple(dict.fromkeys(value))
 
@@ -219,8 +219,8 @@ class OperatorConfig(BaseModel):
         for name in (value,) if isinstance(value, str) else value:
             if name and not _DNS_SUBDOMAIN.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not the name of a service account; patterns are not supported, "
-                    "since the operator's roles list each name"
+                    f"{name!r} is not the name of a service account; patterns are not "
+                    "supported, because the operator's roles list each name"
                 )
         return value
 
@@ -271,7 +271,7 @@ class OperatorConfig(BaseModel):
         if self.metrics_connections is not None and self.prometheus_url is not None:
             raise ValueError(
                 "metrics_connections and prometheus_url are both set; set only one, "
-                "since the URL is short for a file with the connection default"
+                "because the URL is equivalent to a file with the connection default"
             )
         return self
 
@@ -279,8 +279,8 @@ class OperatorConfig(BaseModel):
     def _tokens_are_encrypted(self) -> OperatorConfig:
         if self.metrics_authentication == "token" and self.metrics_tls_folder is None:
             raise ValueError(
-                "metrics_authentication token needs metrics_tls_folder, "
-                "since tokens must not be sent unencrypted"
+                "metrics_authentication token requires metrics_tls_folder, because tokens "
+                "must not be sent unencrypted"
             )
         return self
 

@@ -70,7 +70,8 @@ def read_key_file(path: Path) -> bytes | None:
         ) from error
     if key and len(key) < KEY_BYTES:
         raise ControlKeyError(
-            f"operator key file {path} holds {len(key)} bytes; at least {KEY_BYTES} are needed"
+            f"operator key file {path} contains {len(key)} bytes, but at least {KEY_BYTES} "
+            "are required"
         )
     return key or None
 
@@ -129,9 +130,10 @@ async def load_or_create(
         if found is not None:
             return found
     raise ControlKeyError(
-        f"Secret {namespace}/{secret} exists, but {path} did not appear within {wait_seconds:g} s. "
-        f"Mount the Secret there (an optional Secret volume with the key {path.name!r}), or delete "
-        "the Secret: a new key is created, and every pipeline's control key changes with it"
+        f"Secret {namespace}/{secret} exists, but {path} did not appear within "
+        f"{wait_seconds:g} s. Mount the Secret there (an optional Secret volume with the "
+        f"key {path.name!r}), or delete the Secret. The operator then creates a new key, "
+        "which changes the control key of every pipeline"
     )
 
 

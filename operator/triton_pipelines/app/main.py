@@ -304,7 +304,7 @@ class Operator:
         _, pending = await asyncio.wait({own}, timeout=self.config.shutdown_seconds)
         if pending:
             await _log.awarning(
-                "reconciles did not finish in time and are cancelled", in_work=self.queue.in_work
+                "reconciles did not finish in time and were canceled", in_work=self.queue.in_work
             )
             own.cancel()
             await asyncio.wait({own})

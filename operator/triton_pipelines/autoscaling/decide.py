@@ -119,7 +119,7 @@ def _decide_from_samples(
     decisions = tuple(item.decision for item in outcomes)
     found = verdicts.pipeline_verdict(item.verdict for item in decisions)
     notes = (
-        trusted.problem and f"MetricsPartial: {trusted.problem}; counts do not fall",
+        trusted.problem and f"MetricsPartial: {trusted.problem}; counts do not decrease",
         verdicts.gpu_note(context.gpu, limits),
         *sample.notes,
     )

@@ -36,6 +36,6 @@ def stale_samples(detail: str) -> MetricsFailure:
     """Return the failure for samples that are all too old."""
     return MetricsFailure(
         MetricsProblem.STALE,
-        f"{detail}. Check: 1. are the pods' targets up? 2. does Prometheus fall behind? 3. do the"
-        " clocks agree?",
+        f"{detail}. Check: 1. are the pods' targets up? 2. is Prometheus falling behind? 3. "
+        "are the clocks synchronized?",
     )

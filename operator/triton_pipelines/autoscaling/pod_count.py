@@ -71,7 +71,7 @@ def pod_pressure(decision: ScalingDecision, limits: PipelineLimits, *, cpu_may_g
     if decision.verdict in _INCONCLUSIVE:
         return ""
     if decision.verdict is Verdict.GPU_BOUND:
-        return "GPUBound: the GPU step is full in every pod"
+        return "GPUBound: the GPU step is fully utilized in every pod"
     for step, item in _steps(decision, limits):
         waits_for_cpu = cpu_may_grow and item.verdict is Verdict.CPU_BOUND
         at_most = item.count >= _most(step, item, decision)

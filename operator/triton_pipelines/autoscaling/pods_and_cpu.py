@@ -36,7 +36,7 @@ __all__ = [
 
 CPU: Final = "millicores"
 """Name of the CPU limit in the history, next to those of steps."""
-_RESIZING: Final = "pods are getting another CPU limit"
+_RESIZING: Final = "the CPU limit of the pods is changing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,8 +244,8 @@ def _verdict(
 def _flapping(item: StepObservation, state: StepState) -> Limitation:
     return Limitation(
         item.limits.name,
-        f"{len(state.reversals)} changes of direction within an hour; the count does not fall until"
-        " there are fewer",
+        f"{len(state.reversals)} changes of direction within an hour; the count does not "
+        "decrease until there are fewer",
     )
 
 

@@ -20,12 +20,12 @@ class VerdictAdvice:
 
 
 _MORE_INSTANCES: Final = (
-    "The operator adds instances up to instances.max of the step. Raise instances.max if the count"
-    " has reached it."
+    "The operator adds instances up to the step's instances.max. If the count has reached "
+    "instances.max, raise it."
 )
 _GROWTH_HELD: Final = (
-    "If the last increase did not raise throughput, check what the step waits for: CPU, memory"
-    " bandwidth, a service that it calls."
+    "If the last increase did not raise throughput, check what the step waits for: CPU, "
+    "memory bandwidth, or a service that it calls."
 )
 
 ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
@@ -51,28 +51,34 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
                 "Lower the step's resourcesPerInstance.cpu if an instance uses less than it is "
                 "granted."
             ),
-            "Let a pod's CPU grow in place with spec.scaling.cpuResize: InPlace.",
-            "Add pods with spec.replicas, or scale them with the load by spec.scaling.pods. Each"
-            " pod brings its own CPU (and requests its own GPU).",
+            "To let a pod's CPU grow in place, set spec.scaling.cpuResize: InPlace.",
+            (
+                "Add pods with spec.replicas, or scale them with the load by setting "
+                "spec.scaling.pods. Each pod adds CPU (and requests its own GPU)."
+            ),
         ),
     ),
     Verdict.GPU_BOUND: VerdictAdvice(
         "The GPU step is the bottleneck: it is busy all the time and requests queue for it. More"
         " tokenizers cannot help.",
         (
-            "Add pods with spec.replicas, or scale them with the load by spec.scaling.pods; or use"
-            " a faster GPU with spec.server.gpu.products.",
-            "Make the model cheaper: FP16 or TensorRT, a shorter spec.tokenizer.maxLength, larger"
-            " preferred batches.",
+            "Add pods with spec.replicas, scale them with the load by setting "
+            "spec.scaling.pods, or select a faster GPU with spec.server.gpu.products.",
+            (
+                "Make the model cheaper: use FP16 or TensorRT, a shorter "
+                "spec.tokenizer.maxLength, or larger preferred batches."
+            ),
         ),
     ),
     Verdict.CPU_CONTENDED: VerdictAdvice(
-        "CPU is short, but the scaled step is not what uses it.",
+        "CPU is scarce, but the scaled step is not the one that uses it.",
         (
             "Check the threads of other steps: intra_op threads of ONNX, OMP_NUM_THREADS,"
             " RAYON_NUM_THREADS; set them with spec.server.env.",
-            "Raise spec.server.resources.limits.cpu: a throttled container is slow whatever its"
-            " counts are.",
+            (
+                "Raise spec.server.resources.limits.cpu: a throttled container is slow "
+                "regardless of its instance counts."
+            ),
         ),
     ),
     Verdict.BALANCED: VerdictAdvice(
@@ -87,24 +93,27 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
     ),
     Verdict.IDLE: VerdictAdvice("Nothing: no requests arrive."),
     Verdict.NO_PROGRESS: VerdictAdvice(
-        "Requests are queued and none completes.",
+        "Requests are queued, but none completes.",
         (
-            "A process of a Python model may have died; check the pod's log. The operator recreates"
-            " such a pod when it detects it.",
-            "Custom code that blocks (a lock, a service call without a timeout) looks the same.",
+            "A process of a Python model might have died; check the pod's log. The "
+            "operator recreates such a pod when it detects the failure.",
+            (
+                "Custom code that blocks (on a lock, or in a service call without a timeout) "
+                "has the same symptoms."
+            ),
         ),
     ),
     Verdict.BATCHING_INEFFECTIVE: VerdictAdvice(
         "The GPU step runs requests one by one although several are queued: Triton cannot batch"
         " them.",
         (
-            "Use padding that gives equal shapes: spec.tokenizer.padding Bucketed or Fixed, or"
-            " Ragged with a model that supports it.",
+            "Use a padding mode that produces equal shapes: set spec.tokenizer.padding to "
+            "Bucketed or Fixed, or to Ragged with a model that supports it.",
             "Check that the model has dynamicBatching and a maxBatchSize above 1.",
         ),
     ),
     Verdict.UNKNOWN: VerdictAdvice(
         "Unknown: there are no usable metrics, no pod is ready, or no request has completed yet.",
-        ("Condition MetricsAvailable says what is missing and what to check.",),
+        ("The condition MetricsAvailable states what is missing and what to check.",),
     ),
 }

@@ -149,7 +149,7 @@ def _addition(inputs: VerdictInputs, found: Verdict, cpu: CpuBudget, law: Contro
             " steps (intra_op, OMP, RAYON)"
         )
     if found is Verdict.CPU_BOUND:
-        return f"no room for another instance: {inputs.cap.text}"
+        return f"there is no room for another instance: {inputs.cap.text}"
     if found in (Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND) and inputs.growth_held:
         return "growth is held: the last increase did not raise the throughput of the GPU step"
     if found is Verdict.OVERPROVISIONED:
@@ -159,9 +159,9 @@ def _addition(inputs: VerdictInputs, found: Verdict, cpu: CpuBudget, law: Contro
 
 def _no_progress_text(inputs: VerdictInputs) -> str:
     return (
-        f"{inputs.pending:.0f} requests are queued for {inputs.step.name} and none has completed"
-        f" for {inputs.stalled_seconds:.0f} s; its instances may have died, which only a new pod or"
-        " a full reload fixes"
+        f"{inputs.pending:.0f} requests are queued for {inputs.step.name} and none has "
+        f"completed for {inputs.stalled_seconds:.0f} s; its instances might have died, "
+        "which only a new pod or a full reload can fix"
     )
 
 
@@ -232,8 +232,8 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
         )
     if gpu.busy >= 0.9 and gpu.utilization < 0.5:
         return (
-            f"{gpu.model} is {gpu.busy:.0%} busy but the GPU only {gpu.utilization:.0%} utilized:"
-            " the step spends its time in host code"
+            f"{gpu.model} is {gpu.busy:.0%} busy but the GPU only {gpu.utilization:.0%} "
+            "utilized: the step spends its time in code on the CPU"
         )
     return ""
 

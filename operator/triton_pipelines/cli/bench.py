@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
@@ -34,6 +35,7 @@ from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
 from .output import print_wide, write_file
 from .plot_output import check_plottable
 from .served_model import ServedModel, model_metadata, served_model
+from .tls_options import CaCert, Cert, Key, ServerName, client_tls, is_grpc
 
 EXTRA_WINDOWS = 6
 """Additional windows while a run is not stable."""
@@ -52,8 +54,8 @@ def bench(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="A pipeline's file, served here during the run;"
-            " or http(s)://HOST:PORT/v2/models/MODEL.",
+            help="A pipeline's file, served on this machine during the run; or "
+            "http(s)://HOST:PORT/v2/models/MODEL; over gRPC, grpc(s)://….",
         ),
     ],
     concurrency: Annotated[
@@ -68,7 +70,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="N|A:B:STEP",
-            help="Open loop: requests/s, sent on schedule, however late the answers are.",
+            help="Open loop: requests/s, sent on schedule, regardless of when responses arrive.",
         ),
     ] = None,
     arrivals: Annotated[
@@ -96,7 +98,7 @@ def bench(
         typer.Option(
             "--input",
             metavar="NAME=VALUE",
-            help="Another input, the same in every request; as for `tritonpipe infer`.",
+            help="Another input, the same in every request; as in `tritonpipe infer`.",
         ),
     ] = None,
     file: Annotated[
@@ -104,7 +106,7 @@ def bench(
         typer.Option(
             "--input-file",
             metavar="NAME=PATH",
-            help="Another input from a file; as for `tritonpipe infer`.",
+            help="Another input from a file; as in `tritonpipe infer`.",
         ),
     ] = None,
     duration: Annotated[
@@ -113,7 +115,7 @@ def bench(
             min=0.3,
             max=3600,
             metavar="SECONDS",
-            help="Measured time of a run, in three windows that must agree.",
+            help="Measured time of a run, in three windows whose results must agree.",
         ),
     ] = 6.0,
     warmup: Annotated[
@@ -127,8 +129,8 @@ def bench(
         bool,
         typer.Option(
             "--baseline/--no-baseline",
-            help="Also measure one client that waits for each answer:"
-            " all rows in a request, and one by one.",
+            help="Also measure one client that waits for each response: all rows in a request, "
+            "and one by one.",
         ),
     ] = True,
     protocol: Annotated[
@@ -164,6 +166,10 @@ def bench(
     folder: Folder = None,
     log: Log = None,
     deadline: Deadline = 120.0,
+    cacert: CaCert = None,
+    cert: Cert = None,
+    key: Key = None,
+    servername: ServerName = "",
 ) -> None:
     """Load-test a pipeline; print throughput, latency percentiles and where the time goes.
 
@@ -196,6 +202,8 @@ def bench(
             {"mounts": mounts, "folder": folder, "log": log, "deadline": deadline},
             source_map or [],
         )
+        served = replace(served, tls=client_tls(served.server, cacert, cert, key, servername))
+        protocol = InferenceProtocol.GRPC if is_grpc(served.server) else protocol
         model = model_metadata(served, timeout)
         requests = build_requests(
             model,

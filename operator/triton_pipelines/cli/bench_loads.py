@@ -67,7 +67,7 @@ def concurrencies(text: str) -> list[int]:
     values = _values(text, "--concurrency")
     if any(value != int(value) for value in values) or values[-1] > MOST_CONCURRENCY:
         raise CommandError(
-            f"--concurrency {text}: must be integers up to {MOST_CONCURRENCY}", EXIT_USAGE
+            f"--concurrency {text}: use integers up to {MOST_CONCURRENCY}", EXIT_USAGE
         )
     return [int(value) for value in values]
 

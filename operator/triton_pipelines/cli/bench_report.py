@@ -222,15 +222,16 @@ def warnings_of(report: BenchReport) -> list[str]:
     ]
     if late:
         result.append(
-            f"requests were sent late at {', '.join(late)} (by more than a tenth of p99):"
-            " too few CPUs for generator and server; latency is measured from the due time"
+            f"requests were sent late at {', '.join(late)} (by more than a tenth of p99): "
+            "there are too few CPUs for the load generator and the server; latency is "
+            "measured from the scheduled time"
         )
     for item in behind:
         lost = "; percentiles exclude the failed requests" if item.errors else ""
         completed = _short_number(item.median("requests_per_s"))
         result.append(
-            f"overloaded at {item.spec.name}: only {completed} requests/s are answered,"
-            f" and latency grows with the duration{lost}"
+            f"overloaded at {item.spec.name}: only {completed} requests/s complete, and "
+            f"latency grows with the duration{lost}"
         )
     return result
 

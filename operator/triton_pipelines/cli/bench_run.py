@@ -74,7 +74,7 @@ def check_answered(measured: list[SweepResult]) -> None:
         if not any(run.requests for run in item.runs):
             reason = next(
                 iter(item.errors),
-                "no answer arrived in the measured time; a longer --duration may help",
+                "no response arrived in the measured time; a longer --duration might help",
             )
             raise CommandError(f"{item.spec.name}: no request succeeded: {reason}", EXIT_FAILED)
 
@@ -101,7 +101,9 @@ def _target(
     served: ServedModel, protocol: InferenceProtocol, requests: BenchRequests
 ) -> LoadTarget:
     url = served.grpc if protocol is InferenceProtocol.GRPC else served.server
-    return LoadTarget(url, unquote(served.model), requests.arrays, protocol, requests.rows)
+    return LoadTarget(
+        url, unquote(served.model), requests.arrays, protocol, requests.rows, tls=served.tls
+    )
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ CARRIED = frozenset({"file", "in_cluster", "namespace", "thorough"})
 _INSTEAD = {
     "slo": "set spec.slo.p99Milliseconds",
     "cores": "spec.server.resources limits the CPU of the pod",
-    "plot": "for a plot, measure a server with --server",
+    "plot": "to create a plot, measure a server with --server",
     "report_file": "read status.tuning",
     "output": "read status.tuning",
 }
@@ -81,7 +81,7 @@ def check_options(given: Mapping[str, str]) -> None:
     """
     for name, option in given.items():
         if name not in CARRIED:
-            instead = _INSTEAD.get(name, "omit it, or measure here or with --server")
+            instead = _INSTEAD.get(name, "omit it, or measure on this machine or with --server")
             raise CommandError(
                 f"{option}: not supported with --in-cluster; {instead}",
                 EXIT_USAGE,

@@ -49,8 +49,8 @@ def _of(code: str) -> Iterator[str]:
         and not any(_binds(part, "execute") for part in ast.walk(definition))
     ):
         yield (
-            f"line {definition.lineno}: {CLASS} has no method execute,"
-            " which Triton calls for each batch"
+            f"line {definition.lineno}: {CLASS} has no execute method, which Triton calls "
+            "for each batch"
         )
 
 

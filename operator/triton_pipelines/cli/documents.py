@@ -67,7 +67,7 @@ class _KubectlLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None,
                 None,
-                f"nested deeper than {MAX_DOCUMENT_DEPTH} levels",
+                f"nested more than {MAX_DOCUMENT_DEPTH} levels deep",
                 self.peek_event().start_mark,  # type: ignore[no-untyped-call]
             )
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -122,7 +122,7 @@ def load_yaml(path: Path) -> list[Any]:
     except (RecursionError, TypeError, ValueError) as error:
         # Valid in YAML but not in JSON, which the API server speaks: a mapping that contains
         # itself, or a date as a key.
-        raise CommandError(f"{name}: cannot be a resource: {error}", EXIT_USAGE) from error
+        raise CommandError(f"{name}: is not a valid resource: {error}", EXIT_USAGE) from error
     return documents
 
 
@@ -140,7 +140,7 @@ def _read_text(path: Path) -> str:
             )
         return content.decode()
     except IsADirectoryError as error:
-        raise CommandError(f"{name}: is a folder; name the files in it", EXIT_USAGE) from error
+        raise CommandError(f"{name}: is a folder; specify the files in it", EXIT_USAGE) from error
     except OSError as error:
         raise CommandError(f"{name}: cannot be read: {error.strerror}", EXIT_USAGE) from error
     except UnicodeDecodeError as error:
@@ -274,7 +274,8 @@ def load_document(path: Path) -> tuple[str, dict[str, Any]]:
     found = list(read_documents(path))
     if len(found) > 1:
         raise CommandError(
-            f"{display_name(path)}: contains {len(found)} pipelines; this command takes one",
+            f"{display_name(path)}: contains {len(found)} pipelines, but this command "
+            "accepts only one",
             EXIT_USAGE,
         )
     return found[0]

@@ -75,7 +75,7 @@ def local_inputs(onnx: Path, tokenizer: Path | None, prefix: str, hints: list[st
             f"--source-map {source['uri']}={path.resolve().as_uri()}{'/' if path.is_dir() else ''}"
             for source, path in sources
         ]
-        hints.append(f"to try it here: tritonpipe serve FILE {' '.join(maps)}")
+        hints.append(f"to try it on this machine: tritonpipe serve FILE {' '.join(maps)}")
     files = _small_files(folders)
     chosen = (
         tokenizer / model_facts.TOKENIZER

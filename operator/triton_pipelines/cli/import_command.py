@@ -60,15 +60,15 @@ def import_repository(
         list[str] | None,
         typer.Option(
             metavar="MODEL",
-            help="Leave this model out, whatever is wrong with it; repeatable.",
+            help="Exclude this model, even if it is invalid; repeatable.",
         ),
     ] = None,
     image: Annotated[
         str | None,
         typer.Option(
             metavar="IMAGE",
-            help="Image of the Triton server. Its version decides which fields can be carried"
-            " over. Default: the operator's.",
+            help="Image of the Triton server. Its version determines which fields can be "
+            "carried over. Default: the operator's.",
         ),
     ] = None,
     strict: Annotated[
@@ -133,8 +133,8 @@ def import_repository(
             " or set --source-uri.",
         )
         hints.append(
-            f"to try it here: tritonpipe serve FILE"
-            f" --source-map {PLACEHOLDER}/={folder.resolve().as_uri()}/"
+            "to try it on this machine: tritonpipe serve FILE --source-map "
+            f"{PLACEHOLDER}/={folder.resolve().as_uri()}/"
         )
     for note in report.sorted():
         typer.echo(str(note), err=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
@@ -15,18 +14,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from triton_pipelines.tools.loadgen import LENGTH_HEADER, trusted_authorities
+from triton_pipelines.tools.loadgen import LENGTH_HEADER, ClientTls
 
 from .documents import parse_pipeline
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from .grpc_model import GrpcModel
+from .http_model import connection_error, fetch_metadata, http_client, parse_document, post
 from .model_metadata import BYTES, Array, ModelMetadata
 from .output import console, shorten
 from .output_tensors import decode, format_row, json_value
 from .tensors import encode, request_arrays
+from .tls_options import GRPC, GRPCS, CaCert, Cert, Key, ServerName, client_tls, is_grpc
 
-CONNECT_SECONDS = 10.0
 DEFAULT_URL = "http://127.0.0.1:8000"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # The common part of addresses: the model, perhaps a version, then an endpoint (/infer, /ready, …).
 _MODEL = re.compile(r"^(?P<model>.*?/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/.*)?$")
 
@@ -35,14 +35,16 @@ def infer(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|URL", help="The pipeline's file, or http(s)://HOST:PORT/v2/models/MODEL."
+            metavar="FILE|URL",
+            help="The pipeline's file, or http(s)://HOST:PORT/v2/models/MODEL;"
+            " over gRPC, grpc(s)://HOST:PORT/v2/models/MODEL.",
         ),
     ],
     text: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[TEXT]...",
-            help="Texts, each a row of the batch; write -- before a text that starts with -.",
+            help="Texts, one row of the batch each; write -- before a text that starts with -.",
         ),
     ] = None,
     pair: Annotated[
@@ -76,13 +78,17 @@ def infer(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print the answer as JSON; for a stream, one line per response."
+            "--json", help="Print the response as JSON; for a stream, one line per response."
         ),
     ] = False,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the answer."),
+        typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the response."),
     ] = 60.0,
+    cacert: CaCert = None,
+    cert: Cert = None,
+    key: Key = None,
+    servername: ServerName = "",
 ) -> None:
     """Send one request to a pipeline and print the answer: texts as one batch, or tensors by name.
 
@@ -94,21 +100,29 @@ def infer(
     """
     if not (text or value or file):
         raise CommandError(
-            "there is nothing to send; give texts, or tensors with --input and --input-file",
+            "there is nothing to send; specify texts, or tensors with --input and --input-file",
             EXIT_USAGE,
         )
     for item in (*(text or []), *(pair or []), *(value or [])):
         _check_encoding(item)
     base = model_url(target, url)
+    tls = client_tls(base, cacert, cert, key, servername)
+
+    def arrays_of(model: ModelMetadata) -> dict[str, Array]:
+        return request_arrays(model, text or [], pair or [], value or [], file or [])
+
+    if is_grpc(base):
+        _infer_over_grpc(base, timeout, tls, arrays_of, as_json)
+        return
     with http_client(base, timeout) as client:
         model = fetch_metadata(client, base)
-        arrays = request_arrays(model, text or [], pair or [], value or [], file or [])
+        arrays = arrays_of(model)
         if model.decoupled:
             _print_stream(client, base, model, arrays, as_json)
             return
         body, length = encode(arrays, model)
         headers = {LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}
-        document, rest = _post(client, f"{base}/infer", body, headers)
+        document, rest = post(client, f"{base}/infer", body, headers)
     try:
         _print_answer(document, rest, model, arrays, as_json)
     except (KeyError, TypeError, ValueError) as error:
@@ -116,6 +130,29 @@ def infer(
             f"{base}/infer did not return an inference response; is this a Triton server?",
             EXIT_FAILED,
         ) from error
+
+
+def _infer_over_grpc(
+    base: str,
+    timeout: float,
+    tls: ClientTls | None,
+    arrays_of: Callable[[ModelMetadata], Mapping[str, Array]],
+    as_json: bool,
+) -> None:
+    with GrpcModel(base, timeout, tls) as served:
+        model = served.metadata()
+        arrays = arrays_of(model)
+        if not model.decoupled:
+            _print_answer(*served.infer(arrays, model), model, arrays, as_json)
+            return
+        for document, rest in served.stream(arrays, model):
+            listed = {
+                name: [json_value(item) for item in array.ravel()]
+                for name, array in decode(document, rest).items()
+            }
+            values = {name: one[0] if len(one) == 1 else one for name, one in listed.items()}
+            named = {key: value for key, value in document.items() if key != "outputs"}
+            _print_response({**named, **values}, model, as_json)
 
 
 def _print_answer(
@@ -169,13 +206,16 @@ def model_url(target: str, server: str) -> str:
 def _parse_url(address: str) -> Any:
     try:
         parts = urlsplit(address)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        schemes = ("http", "https", GRPC, GRPCS)
+        usable = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
         httpx.URL(address)
     except (ValueError, httpx.InvalidURL) as error:
         raise CommandError(f"{address!r} is not a valid URL: {error}", EXIT_USAGE) from error
     if not usable:
         raise CommandError(
-            f"{address!r} is not a valid URL; use http://HOST:PORT or https://HOST", EXIT_USAGE
+            f"{address!r} is not a valid URL; use http://HOST:PORT, https://HOST or"
+            " grpcs://HOST:PORT",
+            EXIT_USAGE,
         )
     return parts
 
@@ -187,100 +227,6 @@ def _check_encoding(text: str) -> None:
         raise CommandError(
             f"{text.encode(errors='replace')[:40]!r}: is not UTF-8 text", EXIT_USAGE
         ) from error
-
-
-def http_client(url: str, timeout: float) -> httpx.Client:
-    """Return an HTTP client for an address; ``timeout``: seconds."""
-    # Proxies of the environment are not used for this machine, but its certificate authorities
-    # always are. Reading these takes longer than many a request.
-    proxied = urlsplit(url).hostname not in _LOOPBACK
-    verify = trusted_authorities() if proxied or url.startswith("https") else False
-    return httpx.Client(
-        timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
-        trust_env=proxied,
-        verify=verify,
-    )
-
-
-def fetch_metadata(client: httpx.Client, base: str) -> ModelMetadata:
-    """Return the model's metadata and config as the server reports them.
-
-    Raises:
-        CommandError: the server cannot be reached, or does not serve the model.
-    """
-    metadata = _parse_document(_request(client, "GET", base), base)
-    try:
-        config = _parse_document(_request(client, "GET", f"{base}/config"), base)
-    except CommandError:
-        config = {}  # a gateway may block it; the metadata has most of it
-    try:
-        return ModelMetadata.of(metadata, config)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CommandError(
-            f"{base} did not return model metadata; is this a Triton server?", EXIT_FAILED
-        ) from error
-
-
-def _request(client: httpx.Client, method: str, url: str, **content: Any) -> httpx.Response:
-    try:
-        return client.request(method, url, **content)
-    except httpx.HTTPError as error:
-        raise _connection_error(url, error) from error
-
-
-def _connection_error(url: str, error: httpx.HTTPError) -> CommandError:
-    if isinstance(error, httpx.TimeoutException):
-        return CommandError(
-            f"{url}: the request timed out ({type(error).__name__}); increase --timeout",
-            EXIT_FAILED,
-        )
-    causes = list(_causes(error))
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        hint = "set SSL_CERT_FILE to a file of trusted certificate authorities (PEM)"
-    elif any(isinstance(cause, ssl.SSLError) for cause in causes):
-        hint = "if the server does not use TLS, use http://HOST:PORT"
-    else:
-        hint = "is the pipeline served there?"
-    return CommandError(f"cannot reach {url}: {error or type(error).__name__}; {hint}", EXIT_FAILED)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it, outermost first."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
-
-
-def _post(
-    client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
-) -> tuple[dict[str, Any], bytes]:
-    """Return the JSON part of the answer and the bytes after it."""
-    answer = _request(client, "POST", url, content=body, headers=dict(headers))
-    length = answer.headers.get(LENGTH_HEADER, "")
-    size = int(length) if length.isdecimal() else len(answer.content)
-    return _parse_document(answer, url, answer.content[:size]), answer.content[size:]
-
-
-def _parse_document(
-    answer: httpx.Response, url: str, content: bytes | None = None
-) -> dict[str, Any]:
-    try:
-        document = json.loads(answer.content if content is None else content)
-    except ValueError:
-        document = None
-    reason = document.get("error") if isinstance(document, dict) else None
-    if answer.status_code != httpx.codes.OK:
-        raise CommandError(
-            f"{url} returned {answer.status_code}:"
-            f" {reason or answer.reason_phrase or 'no reason given'}",
-            EXIT_FAILED,
-        )
-    if not isinstance(document, dict):
-        raise CommandError(
-            f"{url} did not return a JSON object; is this a Triton server?", EXIT_FAILED
-        )
-    return document
 
 
 def _print_stream(
@@ -310,16 +256,17 @@ def _print_stream(
         with client.stream("POST", url, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 answer.read()
-                _parse_document(answer, url)
+                parse_document(answer, url)
             for line in answer.iter_lines():
                 if line.startswith("data:"):
-                    _print_response(line.removeprefix("data:").strip(), url, model, as_json)
+                    document = _event(line.removeprefix("data:").strip(), url)
+                    _print_response(document, model, as_json)
     except httpx.HTTPError as error:
-        raise _connection_error(url, error) from error
+        raise connection_error(url, error) from error
 
 
-def _print_response(text: str, url: str, model: ModelMetadata, as_json: bool) -> None:
-    """Print one response of a stream."""
+def _event(text: str, url: str) -> dict[str, Any]:
+    """Return one response of a stream over HTTP."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -330,6 +277,11 @@ def _print_response(text: str, url: str, model: ModelMetadata, as_json: bool) ->
         )
     if set(document) == {"error"}:
         raise CommandError(f"{url} returned an error: {document['error']}", EXIT_FAILED)
+    return document
+
+
+def _print_response(document: Mapping[str, Any], model: ModelMetadata, as_json: bool) -> None:
+    """Print one response of a stream."""
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))
         return

@@ -40,7 +40,7 @@ def init(
         str | None,
         typer.Argument(
             metavar="[hf://ORG/NAME[@REVISION]]",
-            help="A repository of a model hub, instead of --onnx.",
+            help="A repository on a model hub, instead of --onnx.",
         ),
     ] = None,
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file.")] = None,
@@ -81,15 +81,15 @@ def init(
     pair: Annotated[
         bool,
         typer.Option(
-            "--pair", help="The tokenizer takes two texts, as for rerankers and NLI models."
+            "--pair", help="The tokenizer reads two texts, as required by rerankers and NLI models."
         ),
     ] = False,
     source_uri: Annotated[
         str | None,
         typer.Option(
             metavar="URI",
-            help="Address of the folder that will hold the files, such as s3://models/topics."
-            " Default: a placeholder.",
+            help="Address of the folder where the files will be stored, such as "
+            "s3://models/topics. Default: a placeholder.",
         ),
     ] = None,
     token_file: Annotated[
@@ -162,8 +162,8 @@ def _check_options(
         )
     if repository is not None and onnx_path is None and not repository.startswith(HUB):
         raise CommandError(
-            f"{repository}: is not a repository of a model hub; use hf://org/name, or --onnx for a"
-            " local file",
+            f"{repository}: is not a repository on a model hub; use hf://org/name, or "
+            "--onnx for a local file",
             EXIT_USAGE,
         )
 
@@ -198,7 +198,7 @@ def _labels(text: str) -> tuple[str, ...]:
         found = [part.strip() for part in text.split(",")]
     if not found or not all(found) or len(set(found)) != len(found):
         raise CommandError(
-            f"--labels: {text}: must name each class once, in the model's order", EXIT_USAGE
+            f"--labels: {text}: must list each class once, in the model's order", EXIT_USAGE
         )
     return tuple(found)
 

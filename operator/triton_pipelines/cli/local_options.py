@@ -26,8 +26,9 @@ Mounts = Annotated[
     typer.Option(
         "--mounts",
         metavar="FOLDER",
-        help="Folder with what a pod would mount: credentials/STEP/KEY, ca/STEP/ca.crt,"
-        " configmaps/STEP/KEY (STEP.code/KEY for custom Python), claims/CLAIM/…",
+        help="Folder with the files that a pod would mount: credentials/STEP/KEY, "
+        "ca/STEP/ca.crt, configmaps/STEP/KEY (STEP.code/KEY for custom Python), "
+        "claims/CLAIM/…",
     ),
 ]
 Folder = Annotated[
@@ -45,7 +46,7 @@ Log = Annotated[
 Deadline = Annotated[
     float,
     typer.Option(
-        "--deadline", min=1, metavar="SECONDS", help="How long the models may take to load."
+        "--deadline", min=1, metavar="SECONDS", help="Maximum time for loading the models."
     ),
 ]
 

@@ -239,9 +239,10 @@ def _check_backends(graph: Graph) -> None:
         for step in unsupported
     )
     raise CommandError(
-        f"{steps}: not available here; the local Triton only has the python backend."
-        " It runs steps of platform python, and onnxruntime_onnx on a CPU fallback backend."
-        " Use a cluster for others (tensorrt_plan, pytorch_libtorch, vllm, any other backend)",
+        f"{steps}: not available here, because the local Triton server has only the Python "
+        "backend. It runs steps with platform python, and onnxruntime_onnx on the CPU "
+        "fallback backend. Use a cluster for other platforms (tensorrt_plan, "
+        "pytorch_libtorch, vllm, any other backend)",
         EXIT_USAGE,
     )
 

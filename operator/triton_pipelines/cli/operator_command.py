@@ -31,7 +31,8 @@ def operator(
     context: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="kubeconfig context, outside a cluster. Default: the current one."
+            metavar="NAME",
+            help="kubeconfig context, outside a cluster. Default: the current context.",
         ),
     ] = None,
     workers: Annotated[
@@ -126,46 +127,46 @@ def operator(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Service account that pipelines may use besides default; repeatable.",
+            help="Service account that pipelines can use in addition to default; repeatable.",
         ),
     ] = None,
     inference_namespaces: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAMESPACE",
-            help="Namespace whose pods may send inference requests to pipelines without"
-            " inferenceFrom, besides their own; * for every client. Repeatable.",
+            help="Additional namespace whose pods can send inference requests to pipelines "
+            "without inferenceFrom; * for every client. Repeatable.",
         ),
     ] = None,
     metrics_namespaces: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAMESPACE",
-            help="Namespace whose pods may read metrics of pipelines without metricsFrom, besides"
-            " their own; * for every client. Repeatable.",
+            help="Additional namespace whose pods can read metrics of pipelines without "
+            "metricsFrom; * for every client. Repeatable.",
         ),
     ] = None,
     default_service_account: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Service account of its namespace in whose name a pipeline's objects are written."
-            " Default: the operator's own account.",
+            help="Service account, in the pipeline's namespace, that the operator impersonates "
+            "to write the pipeline's objects. Default: the operator's own account.",
         ),
     ] = None,
     impersonated_service_accounts: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Further service account that spec.serviceAccountName may name; repeatable.",
+            help="Another service account that spec.serviceAccountName can name; repeatable.",
         ),
     ] = None,
     pod_metadata: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="Label or annotation that a restricted podTemplate may also set, * for any text;"
-            " repeatable.",
+            help="Label or annotation that a restricted podTemplate can also set; * matches any "
+            "text. Repeatable.",
         ),
     ] = None,
     max_concurrent_rollouts: Annotated[
@@ -179,14 +180,15 @@ def operator(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Named Prometheus connections (YAML). Without it, pods are read directly.",
+            help="Named Prometheus connections (YAML). Default: the operator scrapes the pods "
+            "directly.",
         ),
     ] = None,
     prometheus_url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="URL of the connection named default, if it needs nothing else.",
+            help="URL of the connection named default, if it needs no other settings.",
         ),
     ] = None,
     monitoring_labels: Annotated[

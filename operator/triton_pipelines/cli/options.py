@@ -39,15 +39,16 @@ SourceMaps = Annotated[
     typer.Option(
         "--source-map",
         metavar="PREFIX=TARGET",
-        help="Read sources below PREFIX from TARGET instead, as the operator's option; repeatable.",
+        help="Read sources below PREFIX from TARGET instead, as with the operator's option; "
+        "repeatable.",
     ),
 ]
 SubstituteRunner = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PLATFORM",
-        help="Platform (onnxruntime_onnx) to run on the CPU fallback backend,"
-        " as the operator's option; repeatable.",
+        help="Platform (onnxruntime_onnx) to run on the CPU fallback backend, as with the "
+        "operator's option; repeatable.",
     ),
 ]
 

@@ -325,8 +325,8 @@ def _missing_verdict_reason(pipeline: Mapping[str, Any]) -> str:
     spec = pipeline.get("spec") or {}
     if (spec.get("scaling") or {}).get("mode") == "Disabled":
         return (
-            "spec.scaling.mode is Disabled, so there is no verdict."
-            " Mode Advisory gives verdicts without changing anything."
+            "spec.scaling.mode is Disabled, so there is no verdict. Mode Advisory provides "
+            "verdicts without changing anything."
         )
     if _is_suspended(pipeline):
         return "the pipeline is suspended, so there are no pods to measure."

@@ -30,14 +30,16 @@ _REQUEST_SECONDS = 5.0
 def serve(
     file: PipelineFile,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 selects a free port."),
     ] = PORT_HTTP,
     grpc_port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 selects a free port."),
     ] = PORT_GRPC,
     metrics_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Metrics port; 0 takes a free one."),
+        typer.Option(min=0, max=65535, metavar="PORT", help="Metrics port; 0 selects a free port."),
     ] = PORT_METRICS,
     source_map: SourceMapRules = None,
     mounts: Mounts = None,
@@ -105,9 +107,10 @@ def _warn_of_failed_inference(running: LocalPipeline) -> None:
     fault = trial_inference_error(running.pipeline, running.graph, running.server.grpc_address)
     if fault:
         typer.echo(
-            f"{running.pipeline.name}: warning: the test inference failed: {fault.strip()}\n"
-            "In a cluster the pipeline would not become Ready (reason InferenceFailed)."
-            " If the generated request does not suit the pipeline, set one in spec.health",
+            f"{running.pipeline.name}: warning: the test inference failed: "
+            f"{fault.strip()}\nIn a cluster, the pipeline would not become Ready (reason "
+            "InferenceFailed). If the generated request is not suitable for the pipeline, "
+            "set a request in spec.health",
             err=True,
         )
 

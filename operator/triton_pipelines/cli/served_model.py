@@ -9,11 +9,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from triton_pipelines.api.names import PORT_GRPC
+from triton_pipelines.tools.loadgen import ClientTls
 
 from .errors import EXIT_USAGE, CommandError
-from .infer import fetch_metadata, http_client, model_url
+from .grpc_model import GrpcModel, grpc_address
+from .http_model import fetch_metadata, http_client
+from .infer import model_url
 from .local_pipeline import serve_locally
 from .model_metadata import ModelMetadata
+from .tls_options import is_grpc
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,13 @@ class ServedModel:
     """Where a model is served."""
 
     server: str
-    """HTTP address of the server."""
+    """HTTP address of the server; ``grpc(s)://`` if it is reached over gRPC only."""
     model: str
     """Name of the model, as in URLs."""
     grpc: str
     """gRPC address of the server."""
+    tls: ClientTls | None = None
+    """TLS for gRPC; ``None``: plaintext."""
 
     @property
     def url(self) -> str:
@@ -50,12 +56,17 @@ def served_model(
             )
         url = model_url(target, "")
         server, _, model = url.partition("/v2/models/")
+        if is_grpc(url):
+            if grpc is not None:
+                raise CommandError("--grpc-address: the URL is that of gRPC already", EXIT_USAGE)
+            return ServedModel(server, model, grpc_address(url))
         host = urlsplit(server).hostname or ""
         address = f"{f'[{host}]' if ':' in host else host}:{PORT_GRPC}"
         return ServedModel(server, model, grpc or address)
     if grpc is not None:
         raise CommandError(
-            "--grpc-address: only valid with a URL; a file is served here", EXIT_USAGE
+            "--grpc-address: only valid with a URL, because a file is served on this machine",
+            EXIT_USAGE,
         )
     running = stack.enter_context(serve_locally(Path(target), source_map, **options))
     return ServedModel(
@@ -69,8 +80,12 @@ def model_metadata(served: ServedModel, timeout: float) -> ModelMetadata:
     Raises:
         CommandError: the model streams its answers.
     """
-    with http_client(served.server, timeout) as client:
-        model = fetch_metadata(client, served.url)
+    if is_grpc(served.server):
+        with GrpcModel(served.url, timeout, served.tls) as remote:
+            model = remote.metadata()
+    else:
+        with http_client(served.server, timeout) as client:
+            model = fetch_metadata(client, served.url)
     if model.decoupled:
         raise CommandError(
             f"{served.model}: streams its responses; bench only supports pipelines"

@@ -28,11 +28,12 @@ Namespace = Annotated[
         "--namespace",
         "-n",
         metavar="NAME",
-        help="Namespace. Default: that of the kubeconfig's context.",
+        help="Namespace. Default: from the kubeconfig's context.",
     ),
 ]
 Context = Annotated[
-    str | None, typer.Option(metavar="NAME", help="kubeconfig context. Default: the current one.")
+    str | None,
+    typer.Option(metavar="NAME", help="kubeconfig context. Default: the current context."),
 ]
 Kubeconfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Default: KUBECONFIG, then ~/.kube/config.")

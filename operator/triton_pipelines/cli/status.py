@@ -53,7 +53,7 @@ def status(
         typer.Option("--wait", help="Wait until the current generation of the pipeline is ready."),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Longest time that --wait takes.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Maximum time for --wait.")
     ] = 300.0,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -245,8 +245,8 @@ async def poll_pipelines(
                 EXIT_USAGE,
             ) from error
         raise CommandError(
-            f"the cluster has no resource {names.KIND}; install the operator,"
-            " or only its definition with `tritonpipe crd`"
+            f"the cluster has no resource {names.KIND}; install the operator, or install "
+            "only the CRD with `tritonpipe crd`"
         ) from error
     except LoginError as error:
         raise CommandError(

@@ -60,8 +60,9 @@ def request_arrays(
     missing = [item for item in model.inputs if item.name not in arrays and not item.optional]
     if missing:
         raise CommandError(
-            f"values are missing for {_listed(missing)}; give texts as TEXT (the second of a pair"
-            " with --pair), others with --input NAME=VALUE or --input-file NAME=PATH",
+            f"values are missing for {_listed(missing)}; specify texts as TEXT (the second "
+            "text of a pair with --pair), and other inputs with --input NAME=VALUE or "
+            "--input-file NAME=PATH",
             EXIT_USAGE,
         )
     return _repeat_rows(arrays) if model.batched else arrays
@@ -119,8 +120,8 @@ def _repeat_rows(arrays: dict[str, Array]) -> dict[str, Array]:
         if len(array) not in (1, rows):
             counts = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
             raise CommandError(
-                f"the inputs have different numbers of rows ({counts}); give {name} as many rows"
-                " as the others, or one",
+                f"the inputs have different numbers of rows ({counts}); {name} must have as "
+                "many rows as the others, or one row",
                 EXIT_USAGE,
             )
     return {
@@ -150,8 +151,8 @@ def _value(info: TensorMetadata, words: Sequence[str]) -> Array:
         return _fitted(info, _elements(info, words), texts=True)
     if len(words) > 1:
         raise CommandError(
-            f"--input {info.name}: given {len(words)} times; combine all numbers in one, for"
-            f" example {info.name}=1,2,3",
+            f"--input {info.name}: specified {len(words)} times; combine all numbers in one "
+            f"option, for example {info.name}=1,2,3",
             EXIT_USAGE,
         )
     (text,) = words
@@ -202,8 +203,8 @@ def _file(info: TensorMetadata, places: Sequence[Path], batched: bool) -> Array:
     if info.data_type == "UINT8" and len(contents) == 1:
         return _fitted(info, np.frombuffer(contents[0], np.uint8))
     raise CommandError(
-        f"--input-file {info.name}: the type is {info.data_type}; give one file saved by"
-        f" numpy.save ({NUMPY_SUFFIX})",
+        f"--input-file {info.name}: the type is {info.data_type}; specify one file saved by "
+        f"numpy.save ({NUMPY_SUFFIX})",
         EXIT_USAGE,
     )
 

@@ -77,8 +77,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="gRPC address of a Triton that serves this pipeline without other traffic."
-            " Default: serve it here.",
+            help="gRPC address of a Triton server that serves this pipeline without other "
+            "traffic. Default: serve it on this machine.",
         ),
     ] = None,
     control_key_file: Annotated[
@@ -96,7 +96,7 @@ def tune(
         typer.Option(
             metavar="MS",
             min=1,
-            help="p99 latency to keep, in milliseconds. Default: spec.slo.p99Milliseconds.",
+            help="Target p99 latency, in milliseconds. Default: spec.slo.p99Milliseconds.",
         ),
     ] = None,
     rate: Annotated[
@@ -144,7 +144,7 @@ def tune(
         typer.Option(
             metavar="N",
             min=0.5,
-            help="CPU cores that the server may use. Default: all of this machine.",
+            help="CPU cores that the server can use. Default: all cores of this machine.",
         ),
     ] = None,
     source_map: SourceMaps = None,
@@ -166,7 +166,8 @@ def tune(
         return
     if namespace is not None:
         raise CommandError(
-            "--namespace: only valid with --in-cluster; a pipeline served here has none",
+            "--namespace: only valid with --in-cluster; a pipeline that is served on this "
+            "machine has no namespace",
             EXIT_USAGE,
         )
     check_finite({"--slo": slo, "--rate": rate, "--seconds": seconds, "--cores": cores})
@@ -272,7 +273,7 @@ def _state_after_stop(server: str | None, notices: Sequence[str], *, again: bool
     if server is None:
         return "nothing was changed"
     if again and not notices:
-        return f"{server}: the original setting may not have been restored; restart the server"
+        return f"{server}: the original setting might not have been restored; restart the server"
     return (
         "; ".join(f"{server}: {notice}" for notice in notices)
         or f"{server}: the original setting is restored"

@@ -35,14 +35,14 @@ def check_server_options(
     """Refuse options that contradict each other."""
     if texts is not None and lengths is not None:
         raise CommandError(
-            "--lengths: sets the lengths of generated texts, but --texts provides real ones; omit"
-            " one of them",
+            "--lengths: sets the lengths of generated texts, but --texts provides real "
+            "texts; omit one of them",
             EXIT_USAGE,
         )
     if server is not None and mounts:
         raise CommandError(
-            "--mounts: only valid for a pipeline that is served here;"
-            " the server at --server has its files",
+            "--mounts: only valid for a pipeline that is served on this machine; the "
+            "server at --server already has its files",
             EXIT_USAGE,
         )
     if server is not None and not _ADDRESS.fullmatch(server):
@@ -53,7 +53,8 @@ def check_server_options(
         )
     if control_key_file is not None and server is None:
         raise CommandError(
-            "--control-key-file: only valid with --server; the pipeline served here has no key",
+            "--control-key-file: only valid with --server; a pipeline that is served on "
+            "this machine has no key",
             EXIT_USAGE,
         )
 

@@ -42,7 +42,7 @@ class ClusterError(Exception):
         self.object_name = object_name
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.status or 'no answer'} {self.reason})"
+        return f"{self.message} ({self.status or 'no response'} {self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,9 @@ class Writer:
         except Forbidden:
             # Every account may ask for its own permissions, so it could not be impersonated.
             return (
-                f"the operator may not impersonate the service account {self.account}; ask the"
-                " operator's administrator to add it to --impersonated-service-accounts, and to"
-                " update the operator's roles"
+                "the operator is not allowed to impersonate the service account "
+                f"{self.account}; ask the operator's administrator to add it to "
+                "--impersonated-service-accounts, and to update the operator's roles"
             )
         except ClusterError:
             return None
@@ -124,9 +124,9 @@ class Writer:
             return None
         kind = "/".join(filter(None, (resource.plural, subresource)))
         return (
-            f"the service account {self.account} may not {', '.join(missing)}"
-            f" {f'{kind}.{resource.group}' if resource.group else kind}; bind a role with these"
-            " verbs to it, or name another account in spec.serviceAccountName"
+            f"the service account {self.account} is not allowed to {', '.join(missing)} "
+            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role with "
+            "these verbs to it, or name another account in spec.serviceAccountName"
         )
 
     async def _is_allowed(self, verb: str, resource: Resource, name: str, subresource: str) -> bool:

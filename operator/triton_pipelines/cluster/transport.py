@@ -216,7 +216,7 @@ class Transport:
             code = "Timeout"
             seconds = self.options.timeout_seconds
             raise Unavailable(
-                0, code, f"{method} {target}: no answer within {seconds:g} s"
+                0, code, f"{method} {target}: no response within {seconds:g} s"
             ) from error
         except aiohttp.ClientConnectorError as error:
             code = "ConnectFailed"
@@ -224,7 +224,7 @@ class Transport:
         except (aiohttp.ClientError, ConnectionError) as error:
             code = "ConnectionLost"
             raise Unavailable(
-                0, code, f"{method} {target}: connection broke: {type(error).__name__}"
+                0, code, f"{method} {target}: the connection was lost: {type(error).__name__}"
             ) from error
         finally:
             self.observe(
@@ -237,7 +237,7 @@ class Transport:
         if 200 <= status < 300:
             if not isinstance(parsed, dict):
                 raise Unavailable(
-                    status, "BadAnswer", f"{method} {target}: the answer is not a JSON object"
+                    status, "BadAnswer", f"{method} {target}: the response is not a JSON object"
                 )
             return parsed
         raise from_response(status, reason, parsed, retry_after)

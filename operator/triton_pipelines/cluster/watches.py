@@ -214,8 +214,8 @@ async def wait_until_watched(insights: Insights, seconds: float = WATCHING_SECON
                 for resource in missing
             )
             raise UnwatchedError(
-                f"{', '.join(sorted(kinds))}: listed by the API server, but not found by discovery "
-                "when the watches began; a restart tries again"
+                f"{', '.join(sorted(kinds))}: listed by the API server, but not found by "
+                "discovery when the watches started; restart the operator to try again"
             )
         await asyncio.sleep(_POLL_SECONDS)
 

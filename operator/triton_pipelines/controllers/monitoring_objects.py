@@ -185,8 +185,8 @@ class MonitoringObjects:
             )
         except Forbidden as error:
             return (
-                f"the operator cannot list {resource.plural}: {error.message}; use the roles of the"
-                " chart, which grant it"
+                f"the operator cannot list {resource.plural}: {error.message}; use the "
+                "chart's roles, which grant this permission"
             )
         except ClusterError as error:
             return f"{resource.plural} cannot be listed: {error.message}"

@@ -23,6 +23,7 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 from triton_pipelines.cluster.store import Key, Store
+from triton_pipelines.controllers.pipeline.deployment_progress import is_preflight
 from triton_pipelines.controllers.pipeline.owner_references import owned
 from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH
 
@@ -50,6 +51,8 @@ class OwnedPods:
     """Pods of its Deployment, which serve clients."""
     tuning: tuple[Object, ...]
     """Pods of a tuning run: of its canary Deployment and of its Job."""
+    preflight: tuple[Object, ...]
+    """Pods of the Job that checks a new revision."""
 
 
 def owned_pods(store: Store, replica_sets: Mapping[str, ReplicaSetOwner], key: Key) -> OwnedPods:
@@ -63,13 +66,16 @@ def owned_pods(store: Store, replica_sets: Mapping[str, ReplicaSetOwner], key: K
     workloads = _workloads(store, key)
     server: list[Object] = []
     tuning: list[Object] = []
+    preflight: list[Object] = []
     for pod in store.children(PODS, key):
         workload = workloads.get(_workload_uid(pod, replica_sets))
         if workload is not None:
             kind, name = workload["kind"], workload["metadata"]["name"]
-            is_server = (kind, name) == (DEPLOYMENTS.kind, key[1])
-            (server if is_server else tuning).append(pod)
-    return OwnedPods(tuple(server), tuple(tuning))
+            if (kind, name) == (DEPLOYMENTS.kind, key[1]):
+                server.append(pod)
+            else:
+                (preflight if is_preflight(workload) else tuning).append(pod)
+    return OwnedPods(tuple(server), tuple(tuning), tuple(preflight))
 
 
 def unknown_replica_sets(

@@ -90,8 +90,8 @@ class FileCache:
         return LoadFinding(
             reason=LoadReason.CACHE_UNUSED,
             message=(
-                f"the model cache was not used for some files: {self._problem}. They came from "
-                "their sources."
+                f"the model cache was not used for some files: {self._problem}. These files "
+                "were fetched from their sources."
             ),
         )
 
@@ -129,8 +129,8 @@ class FileCache:
                 return copied
             target.unlink(missing_ok=True)
             self._log.warning(
-                "the model cache names a file with the digest %s, which is not the file that the "
-                "source announced; the entry is removed",
+                "the model cache entry with digest %s is not the file that the source "
+                "announced; the entry is removed",
                 sha256,
             )
             self._remove(self._index(key))
@@ -168,7 +168,7 @@ class FileCache:
             return None
         try:
             if not stat.S_ISREG(os.fstat(source).st_mode):
-                self._note("it holds something that is not a file", None)
+                self._note("it contains something that is not a file", None)
                 return None
             with contextlib.suppress(OSError):
                 os.utime(source)
@@ -275,8 +275,8 @@ class FileCache:
                 if self._lacking(size) <= 0:
                     return True
             self._note(
-                f"its volume has no room for {format_bytes(size)} "
-                f"({format_bytes(self._lacking(size))} more would have to be free)",
+                f"its volume does not have {format_bytes(size)} of free space "
+                f"({format_bytes(self._lacking(size))} more are needed)",
                 None,
             )
             return False

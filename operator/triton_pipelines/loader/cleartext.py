@@ -50,14 +50,14 @@ def refuse_cleartext(
         return
     if credentials.sends_secret:
         raise SourceError(
-            f"{host} is addressed over http://, where others can read the credentials of "
-            f"{owner}.secretRef; nothing was sent. Use https:// (with caRef for a private CA), or "
-            "remove secretRef if the server needs no credentials"
+            f"{host} uses http://, so others could read the credentials of "
+            f"{owner}.secretRef; nothing was sent. Use https:// (with caRef for a private "
+            "CA), or remove secretRef if the server needs no credentials"
         )
     if _has_userinfo(location.endpoint or endpoint or location.uri):
         raise SourceError(
-            f"{host} is addressed over http:// with user information, which others could read; "
-            "nothing was sent. Use https://, or remove user and password from the URL"
+            f"{host} uses http:// with user information, which others could read; nothing "
+            "was sent. Use https://, or remove the username and password from the URL"
         )
 
 

@@ -222,8 +222,8 @@ def _service_account(text: str, redact: Redactor) -> str:
     private = key.get("private_key")
     if not isinstance(private, str) or not isinstance(key.get("client_email"), str):
         raise SourceError(
-            "secretRef: serviceAccountKey is not the key file of a service account (it has no "
-            "private_key or client_email)"
+            "secretRef: serviceAccountKey is not the key file of a service account "
+            "(private_key or client_email is missing)"
         )
     # An error may contain part of the key, so each of its lines is redacted.
     redact.add(
@@ -285,8 +285,8 @@ def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
     user, password = _docker_user(name, auths[name], redact)
     if not user or not password:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no user and password for {name} "
-            "(identity tokens and credential helpers are not supported)"
+            f"secretRef: {DOCKER_CONFIG} has no username and password for {name} (identity "
+            "tokens and credential helpers are not supported)"
         )
     return user, password
 

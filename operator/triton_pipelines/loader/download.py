@@ -124,7 +124,7 @@ class Downloader:
         try:
             with job.source.open(job.name, offset=offset, validator=validator) as body:
                 if (done := part.finished(body)) is not None:
-                    self._log.info("%s: whole since an earlier attempt", job.what)
+                    self._log.info("%s: complete since an earlier attempt", job.what)
                     if job.meter is not None:
                         job.meter(done.size, done.size).finish()
                     return done
@@ -232,7 +232,7 @@ class Downloader:
             if body.offset != part.size():
                 part.drop()
                 raise SourceError(
-                    f"the server continued at byte {body.offset}, which was not requested",
+                    f"the server resumed at byte {body.offset}, which was not requested",
                     retryable=True,
                 )
             part.hash_into(digest)

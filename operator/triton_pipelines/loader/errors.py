@@ -7,7 +7,8 @@ from typing import Final
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 
 PROXY_REFUSED: Final = (
-    "the proxy in HTTPS_PROXY rejects the credentials (407); put user and password into its address"
+    "the proxy in HTTPS_PROXY rejects the credentials (407); add the username and password "
+    "to its address"
 )
 
 

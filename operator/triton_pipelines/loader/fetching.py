@@ -227,9 +227,9 @@ class Fetcher:
             step=item.step,
             reason=LoadReason.INSECURE_SOURCE,
             message=(
-                f"requests to {host} are signed with the key of {item.spec_field}.secretRef and"
-                " sent over http://, where others can read and change the files; use https:// and"
-                " caRef"
+                f"requests to {host} are signed with the key from "
+                f"{item.spec_field}.secretRef but sent over http://, so others can read and "
+                "change the files; use https:// and caRef"
             ),
             field=item.spec_field,
         )
@@ -281,9 +281,9 @@ class Fetcher:
             shutil.rmtree(staging, ignore_errors=True)
             raise LoaderError(
                 LoadReason.CHECKSUM_MISMATCH,
-                f"{what}: {item.spec_field}.sha256 is {item.sha256}, but the source has"
-                f" {staged.sha256}. Check that the source is the intended one, then set its"
-                " digest.",
+                f"{what}: {item.spec_field}.sha256 is {item.sha256}, but the source has "
+                f"{staged.sha256}. Check that this is the intended source, and then set its "
+                "digest.",
                 field=f"{item.spec_field}.sha256",
             )
         if resolved is not None and not same_source(resolved, staged.revision, staged.sha256):
@@ -332,9 +332,10 @@ def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> L
     before = f"revision {resolved.revision or 'none'}, sha256 {resolved.sha256 or 'unknown'}"
     return LoaderError(
         LoadReason.SOURCE_CHANGED,
-        f"{what}: this pipeline revision was first loaded from {before}, but the source is now"
-        f" {now}. Pods of one revision serve the same files; restore the old content, or make the"
-        f" new content a new revision by setting {item.spec_field}.revision or sha256.",
+        f"{what}: this pipeline revision was first loaded from {before}, but the source is "
+        f"now {now}. All pods of a revision must serve the same files. Restore the old "
+        "content, or create a new revision with the new content by setting "
+        f"{item.spec_field}.revision or sha256.",
         field=item.spec_field,
     )
 

@@ -55,8 +55,8 @@ class Layout:
         for own in sorted(asked & self._plan):
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"{what}: contains {PurePosixPath(path).name}, but {own} is written by the"
-                " operator itself; remove or rename the file in the source.",
+                f"{what}: contains {PurePosixPath(path).name}, but the operator writes "
+                f"{own} itself; remove or rename the file in the source.",
             )
         for one in paths:
             if (other := self._written.get(one)) is not None or (
@@ -64,8 +64,8 @@ class Layout:
             ) is not None:
                 raise LoaderError(
                     LoadReason.MODEL_MISMATCH,
-                    f"{what}: would write {one}, which {other} also writes; give one of them"
-                    " another path.",
+                    f"{what}: would write {one}, which {other} also writes; change the path "
+                    "of one of them.",
                 )
         for one in paths:
             self._written[one] = item.spec_field

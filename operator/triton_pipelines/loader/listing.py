@@ -76,8 +76,8 @@ def folder(entries: Iterable[ListedFile]) -> SourceListing:
         parents = {str(parent) for parent in PurePosixPath(name).parents}
         if clash := parents & names:
             raise SourceError(
-                f"holds {clash.pop()} both as a file and as a folder, which no volume can "
-                "hold: rename one"
+                f"contains {clash.pop()} both as a file and as a folder, which no volume "
+                "can store; rename one of them"
             )
     if not kept:
         raise SourceError("has no files; check uri and path", missing=True)

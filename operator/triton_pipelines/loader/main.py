@@ -40,7 +40,7 @@ def run_process(arguments: Sequence[str]) -> int:
     """
     exit_on_sigterm()
     if ignored := drop_ignored():
-        sys.stderr.write(f"ignored variables of the environment: {', '.join(ignored)}\n")
+        sys.stderr.write(f"ignored environment variables: {', '.join(ignored)}\n")
     return run(arguments)
 
 

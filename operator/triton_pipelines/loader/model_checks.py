@@ -118,7 +118,7 @@ class ModelInspection:
                 )
             )
         if not found:
-            self._log.info("%s: inputs and outputs of %s fit", check.field, uri)
+            self._log.info("%s: inputs and outputs of %s match", check.field, uri)
 
     def _tensor_mismatches(self, check: PlanCheck, file: Path, uri: str) -> list[TokenizerMismatch]:
         """Compare the file's inputs and outputs with the declared ones."""
@@ -227,9 +227,10 @@ def _external_shapes(file: Path, uri: str) -> str | None:
         return None
     listed = f"{', '.join(names[:3])}{', …' if names[3:] else ''}"
     return (
-        f"{uri} keeps tensors from which shapes are computed in side files ({listed}). ONNX Runtime"
-        " does not load such a model. Save it with onnx.save_model(…, save_as_external_data=True,"
-        " size_threshold=1024), so that small tensors stay in the model's file"
+        f"{uri} stores tensors from which shapes are computed in separate files ({listed}). "
+        "ONNX Runtime does not load such a model. Save it with onnx.save_model(…, "
+        "save_as_external_data=True, size_threshold=1024), so that small tensors are "
+        "stored in the model's file"
     )
 
 

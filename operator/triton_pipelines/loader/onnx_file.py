@@ -168,13 +168,13 @@ def _location(tensor: Any) -> str:
         or path.suffix == ".onnx"
     ):
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}, but only files in or below the"
-            " model's own folder are fetched; move the data there"
+            f"stores the data of tensor {tensor.name} in {location!r}, but only files in or "
+            "below the model's own folder are fetched; move the data there"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as code;"
-            " save the model with another file name"
+            f"stores the data of tensor {tensor.name} in {location!r}, which Python would "
+            "run as code; save the model with another file name"
         )
     return str(path)
 

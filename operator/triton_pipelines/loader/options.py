@@ -134,7 +134,7 @@ def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
         type=_at_least_one,
         default=defaults.parallel,
         metavar="COUNT",
-        help="files of a source fetched at once",
+        help="number of files of a source that are fetched in parallel",
     )
     add(
         "--source-map",
@@ -144,7 +144,9 @@ def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
         help="rewrite source URIs; repeatable",
     )
     attempts = defaults.retry.attempts
-    add("--retry-attempts", type=int, default=attempts, help="attempts in a row without progress")
+    add(
+        "--retry-attempts", type=int, default=attempts, help="consecutive attempts without progress"
+    )
     add("--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS")
     return parser
 

@@ -32,8 +32,8 @@ def copy_package(package: str, site: Path) -> None:
     if bound:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"package {package} contains {', '.join(bound)}, built for one Python version; install"
-            " its abi3 wheel",
+            f"package {package} contains {', '.join(bound)}, which is built for a single "
+            "Python version; install the abi3 wheel of the package",
         )
     _copy(source, site / package)
     for distribution in metadata.packages_distributions().get(package, [])[:1]:

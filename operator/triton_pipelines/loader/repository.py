@@ -28,7 +28,7 @@ def below(root: Path, path: str) -> Path:
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            (f"the plan names {path!r}, which is outside the model repository"),
+            (f"the load plan contains {path!r}, which is outside the model repository"),
         )
     return target
 
@@ -120,8 +120,8 @@ def with_count(config: str, count: int, path: str) -> str:
     if len(message.instance_group) != 1:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{path} has {len(message.instance_group)} instance groups; a live count needs "
-            "exactly one",
+            f"{path} has {len(message.instance_group)} instance groups, but live scaling "
+            "requires exactly one",
         )
     if message.instance_group[0].count == count:
         return config

@@ -58,7 +58,8 @@ def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) 
         return _versions(item, found, listing.names, held)
     _only_first(
         item,
-        f"a folder without numbered version folders (it holds {list_some(_tops(listing.names))})",
+        "a folder without numbered version folders (it contains "
+        f"{list_some(_tops(listing.names))})",
     )
     return (
         _whole(item, entries)
@@ -170,7 +171,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
             )
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
-                f"{text}. Put it back, or name the versions to serve from now on in the "
+                f"{text}. Restore it, or list the versions to serve from now on in the "
                 "version policy.",
             )
         return tuple(sorted(held))
@@ -182,8 +183,8 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
     if absent := sorted(asked - set(found)):
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
-            f"version {', '.join(map(str, absent))} is requested, but {there}; publish it, or"
-            " request another one.",
+            f"version {', '.join(map(str, absent))} is requested, but {there}; publish it, "
+            "or request another version.",
         )
     return tuple(sorted(chosen | asked))
 
@@ -245,9 +246,9 @@ def _only_first(item: PlanFetch, what: str) -> None:
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {asked} of the model, but the source is {what}, and always"
-        f" version {FIRST}; use a folder that contains a folder per version (1, 2, …), or remove"
-        " the version policy.",
+        f"the resource requests {asked} of the model, but the source is {what}, which is "
+        f"always version {FIRST}; use a folder that contains one folder per version (1, 2, "
+        "…), or remove the version policy.",
     )
 
 
@@ -268,7 +269,7 @@ def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> LoadFinding:
         else "they are outside the version folders or are configurations"
     )
     message = (
-        "not taken from the source: "
+        "not fetched from the source: "
         f"{list_some(_tops(ignored) if len(ignored) > len(configs) else ignored)} ({why})"
     )
     return LoadFinding(

@@ -207,8 +207,8 @@ class Stager:
             text = tokenizer_files.convert({name: part.path for name, part in parts.items()})
         except ValueError as error:
             raise tokenizer_files.invalid(
-                f"{stage.what}: {error}. Save the tokenizer as tokenizer.json (save_pretrained of"
-                " its fast class), and use that.",
+                f"{stage.what}: {error}. Save the tokenizer as tokenizer.json (with "
+                "save_pretrained of its fast class), and use that file.",
                 item.step,
                 item.spec_field,
             ) from error

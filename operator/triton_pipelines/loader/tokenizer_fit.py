@@ -81,8 +81,8 @@ def find_mismatches(
     most = maximum_length(path, model, tokens)
     if most is not None:
         yield TokenizerMismatch(
-            f"{uri} accepts rows of at most {most} tokens, but {MAX_LENGTH} lets the tokenizer"
-            f" send {tokens.max_length}; set {MAX_LENGTH} to at most {most}",
+            f"{uri} accepts rows of at most {most} tokens, but {MAX_LENGTH} allows the "
+            f"tokenizer to send {tokens.max_length}; set {MAX_LENGTH} to at most {most}",
             MAX_LENGTH,
         )
 

@@ -122,8 +122,8 @@ def check_scheme(location: SourceLocation) -> None:
         )
     if scheme == "file":
         raise SourceError(
-            "file:// is allowed only as a target of --source-map, because a resource cannot name"
-            " files of the loader's container"
+            "file:// is allowed only as a target of --source-map, because a resource must "
+            "not refer to files in the loader's container"
         )
     raise SourceError(f"the URI must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
 

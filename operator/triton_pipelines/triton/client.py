@@ -33,7 +33,7 @@ from triton_pipelines.triton.errors import (
     translate,
 )
 from triton_pipelines.triton.response_limits import TOO_LARGE, CheckedChannel, UndecodedResponse
-from triton_pipelines.triton.tls import TlsIdentity, open_channel
+from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -54,10 +54,7 @@ UNLIMITED_BYTES: Final = 2**31 - 1
 """Size of the largest message of gRPC, for clients of a server that is trusted."""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", UNLIMITED_BYTES),
-    # Pods are reached directly.
-    ("grpc.enable_http_proxy", 0),
-    # Forget a failed connection to an earlier pod at this address.
-    ("grpc.use_local_subchannel_pool", 1),
+    *POD_CHANNEL_OPTIONS,
 )
 
 

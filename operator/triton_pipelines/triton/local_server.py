@@ -166,7 +166,7 @@ class LocalTriton:
         """
         if not self.repository.is_dir():
             raise LocalTritonError(
-                f"{self.repository} is not a folder: give the model repository to serve"
+                f"{self.repository} is not a folder; specify the model repository to serve"
             )
         if self._distribution is None:
             self._distribution = obtain()
@@ -343,7 +343,7 @@ class LocalTriton:
         """Start again if another program took a free port before the server bound it."""
         process, distribution = self._process, self._distribution
         if process is None or distribution is None:
-            raise LocalTritonError("the server was stopped while it started")
+            raise LocalTritonError("the server was stopped during startup")
         if tries <= 0 or 0 not in self._wanted_ports or not is_port_taken(self.log()):
             raise LocalTritonError(
                 f"tritonserver exited with code {process.returncode} before it was ready: "

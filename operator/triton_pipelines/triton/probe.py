@@ -35,7 +35,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX, ResponseBudget
-from triton_pipelines.triton.tls import TlsIdentity
+from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
@@ -152,6 +152,7 @@ async def probe(
     models: tuple[ModelIndexEntry, ...] = ()
     async with contextlib.AsyncExitStack() as stack:
         limit = stack.enter_context(_BUDGET.share())
+        tls = await accepted_identity(address, tls)
         client = await stack.enter_async_context(
             TritonClient(address, control_key, max_response_bytes=limit, tls=tls)
         )
@@ -288,7 +289,7 @@ def _output_faults(
         if array is not None:
             yield from _array_faults(config, output, array, rows, request)
         elif not request.stream:
-            yield OutputFault(f"output {output.name} is missing from the answer")
+            yield OutputFault(f"output {output.name} is missing from the response")
 
 
 def _array_faults(
@@ -317,7 +318,7 @@ def _array_faults(
         )
     content = _fault_of_numbers(array, finite=output.name in request.finite)
     if content:
-        yield OutputFault(f"output {output.name} holds {content}")
+        yield OutputFault(f"output {output.name} contains {content}")
 
 
 def _row_severity(request: ProbeRequest, *, is_fixed: bool) -> FaultSeverity:

@@ -39,7 +39,7 @@ class UndecodedResponse:
 
 
 TOO_LARGE: Final = UndecodedResponse(
-    f"it has more than {DESCRIPTION_BYTES_MAX // 1024} KiB besides the data of tensors"
+    f"it has more than {DESCRIPTION_BYTES_MAX // 1024} KiB in addition to the tensor data"
 )
 UNREADABLE: Final = UndecodedResponse("it is not a message of Triton's protocol")
 

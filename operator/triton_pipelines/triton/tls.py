@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,6 +10,24 @@ from typing import Any, Final
 import grpc
 
 _TARGET_NAME: Final = "grpc.ssl_target_name_override"
+POD_CHANNEL_OPTIONS: Final = (
+    # Pods are reached directly.
+    ("grpc.enable_http_proxy", 0),
+    # Forget a failed connection to an earlier pod at this address.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+# Seconds in which a pod has to accept one of several identities.
+_CONNECT_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCertificate:
+    """The certificate of a client, for mutual TLS."""
+
+    chain: bytes
+    """The certificate and those of its issuers, PEM."""
+    key: bytes = field(repr=False)
+    """Its private key, PEM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +38,16 @@ class TlsIdentity:
     """Certificates that are trusted, PEM; the server's own is enough."""
     name: str
     """Host name in the server's certificate. Pods are reached by their address, which is not."""
-    chain: bytes = b""
-    """Certificate of the client, PEM; empty without mutual TLS."""
-    key: bytes = field(default=b"", repr=False)
-    """Private key of the client, PEM; empty without mutual TLS."""
+    client: ClientCertificate | None = None
+    """Certificate of the client; ``None`` without mutual TLS."""
+    alternatives: tuple[TlsIdentity, ...] = ()
+    """What else the pod may require; see :func:`accepted_identity`."""
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Return the credentials of a channel."""
-        return grpc.ssl_channel_credentials(self.roots, self.key or None, self.chain or None)
+        if self.client is None:
+            return grpc.ssl_channel_credentials(self.roots)
+        return grpc.ssl_channel_credentials(self.roots, self.client.key, self.client.chain)
 
     def channel_options(self) -> list[tuple[str, str]]:
         """Return the options of a channel."""
@@ -40,3 +61,35 @@ def open_channel(
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)
+
+
+async def accepted_identity(
+    address: str, tls: TlsIdentity | None, seconds: float = _CONNECT_SECONDS
+) -> TlsIdentity | None:
+    """Return the first identity with which a connection succeeds; if none does, the first one.
+
+    Args:
+        address: ``host:port`` of the pod's gRPC API.
+        tls: the identity to try first; without alternatives, nothing is tried.
+        seconds: for all attempts together.
+    """
+    if tls is None or not tls.alternatives:
+        return tls
+    try:
+        async with asyncio.timeout(seconds):
+            for one in (tls, *tls.alternatives):
+                if await _connects(address, one):
+                    return one
+    except TimeoutError:
+        pass  # The pod does not answer, whatever the identity.
+    return tls
+
+
+async def _connects(address: str, tls: TlsIdentity) -> bool:
+    options = [*POD_CHANNEL_OPTIONS, *tls.channel_options()]
+    async with open_channel(address, tls, options) as channel:
+        state = channel.get_state(try_to_connect=True)
+        while state in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
+            await channel.wait_for_state_change(state)
+            state = channel.get_state()
+        return bool(state is grpc.ChannelConnectivity.READY)

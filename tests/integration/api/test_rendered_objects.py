@@ -21,6 +21,7 @@ from triton_pipelines.cluster.resources import resource_of
 from triton_pipelines.compile.render.objects import deployment, service
 from triton_pipelines.compile.render.passthrough import plain
 from triton_pipelines.compile.render.pod_template import merge
+from triton_pipelines.compile.render.preflight_objects import preflight_job
 
 pytestmark = pytest.mark.integration
 NAMESPACE = "rendered"
@@ -83,6 +84,8 @@ def test_a_pod_with_everything_from_the_template_is_taken(connection: httpx.Clie
     ]
     for item in objects_of(one.pipeline, one.render(), one.options):
         assert applied(connection, item).status_code in (200, 201)
+    answer = applied(connection, preflight_job(one.pipeline, "0123456789", one.render().template))
+    assert answer.status_code in (200, 201), answer.text
 
 
 # The decoder refuses a value of another shape in place of a label or number, with status 400 or

@@ -22,6 +22,7 @@ from triton_pipelines.cluster.resources import SECRETS, resource_of
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.compile.render.objects import control_secret, deployment, service
+from triton_pipelines.compile.render.preflight_objects import preflight_job, preflight_policy
 
 pytestmark = pytest.mark.integration
 RELEASE = "policed-triton-pipelines"
@@ -146,6 +147,15 @@ def deployed(pod: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any
     return deployment(one.pipeline, template, one.pipeline.spec.rollout.strategy, 1)
 
 
+def checked(pod: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The objects of a preflight as the operator makes them, with more of a pod than it would."""
+    options: Options = builders.options(pod_template=PodTemplateMode.ALLOW)
+    one = templated({"spec": pod or {}}, options, namespace=TEAM)
+    policy = preflight_policy(one.pipeline, REVISION)
+    assert policy is not None
+    return [policy, preflight_job(one.pipeline, REVISION, one.render().template)]
+
+
 def own_secret() -> dict[str, Any]:
     item = control_secret(builders.pipeline(namespace=TEAM), REVISION, "KEY")
     return copy.deepcopy(item)
@@ -169,11 +179,11 @@ def test_the_operator_writes_its_own_objects(account: httpx.Client) -> None:
         "metadata": {key: look["metadata"][key] for key in ("name", "namespace")}
     }
     taken(applied(account, nothing, dry=True, manager=names.MANAGER_LOOK))
-    for item in (own_secret(), service(pipeline), deployed()):
+    for item in (own_secret(), service(pipeline), deployed(), *checked()):
         taken(applied(account, item))
         taken(applied(account, item))
     taken(applied(account, nothing, dry=True, manager=names.MANAGER_LOOK))
-    for item in (own_secret(), service(pipeline), deployed()):
+    for item in (own_secret(), service(pipeline), deployed(), *checked()):
         taken(account.delete(path_of(item)))
 
 
@@ -302,6 +312,13 @@ def test_pods_do_not_reach_beyond_themselves(
 ) -> None:
     refused(applied(account, deployed(pod), dry=True), words)
     taken(applied(admin, deployed(pod), dry=True))
+
+
+def test_neither_does_the_pod_of_a_preflight(admin: httpx.Client, account: httpx.Client) -> None:
+    _, job = checked({"hostPID": True})
+    job["metadata"]["name"] += "-2"  # a Job's template is immutable
+    refused(applied(account, job, dry=True), "host namespaces")
+    taken(applied(admin, job, dry=True))
 
 
 def test_other_accounts_are_not_concerned(admin: httpx.Client) -> None:

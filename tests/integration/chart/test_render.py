@@ -14,6 +14,7 @@ import yaml
 
 from e2e.local import binaries
 from hack import chart
+from hack.dashboards import grafana
 from tests.support import libyaml
 from tests.support.chart import environment, operator_container
 from triton_pipelines.api import names
@@ -284,6 +285,7 @@ REFUSED = [
     (["--set", "metrics.authentication=token"], "tlsSecret"),
     (["--set", "metrics.podMonitor.interval=soon"], "/metrics/podMonitor/interval"),
     (["--set", "monitoring.podMonitor.interval=5"], "/monitoring/podMonitor/interval"),
+    (["--set", 'monitoring.dashboards.docsUrl=https://a"b'], "/monitoring/dashboards/docsUrl"),
     (["--set", "prometheus.url=prometheus:9090"], "/prometheus/url"),
     (
         ["--set", "prometheus.url=http://a", "--set", "prometheus.connections[0].url=http://b"],
@@ -344,6 +346,27 @@ def test_kustomize_installs_what_the_chart_installs(folder: str, arguments: list
     from_chart = by_name([chart.without_helm_labels(item) for item in chart.render(*arguments)])
     assert from_kustomize.pop(crd)["spec"] == from_chart.pop(crd)["spec"]
     assert sorted_environment(from_kustomize) == sorted_environment(from_chart)
+
+
+def test_dashboards_are_those_of_kustomize_with_the_addresses_of_the_values() -> None:
+    made = [
+        item
+        for item in of_kind(render("full"), "ConfigMap")
+        if item["metadata"]["labels"].get("grafana_dashboard") == "1"
+    ]
+    from_kustomize = kustomize("monitoring")
+    assert len(made) == 2
+    for item in made:
+        name = item["metadata"]["name"].replace("tritonpipe-", "triton-pipelines-")
+        other = from_kustomize["ConfigMap", f"{chart.NAMESPACE}/{name}"]
+        expected = {
+            key: text.replace(grafana.DOCS_URL, "https://docs.example.org/triton-pipelines")
+            for key, text in other["data"].items()
+        }
+        assert item["data"] == expected
+        assert item["data"] != other["data"]
+        assert item["metadata"]["annotations"] == {"grafana_folder": "Inference"}
+        assert item["metadata"]["labels"]["folder"] == "inference"
 
 
 def test_kustomize_files_are_up_to_date() -> None:

@@ -188,7 +188,7 @@ def test_an_unknown_ca_is_final(keyed: Pod, gateway: Gateway) -> None:
     keyed.plan(item(gateway, "s3://models/x.bin", ca=False))
     code, report = keyed.load()
     assert code == 2, keyed.output
-    assert "name its CA in source.caRef" in report.findings[0].message
+    assert "set its CA in source.caRef" in report.findings[0].message
 
 
 def test_a_server_that_is_not_there_is_retried(keyed: Pod, gateway: Gateway) -> None:

@@ -359,7 +359,7 @@ def test_a_certificate_of_an_unknown_authority(
         pod.plan(item(where, endpoint=endpoint, ca=False))
         code, report = pod.load()
         assert code == 2, pod.output
-        assert "name its CA in source.caRef" in report.findings[0].message
+        assert "set its CA in source.caRef" in report.findings[0].message
 
 
 def _b64(text: str) -> bytes:

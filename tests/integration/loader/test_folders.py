@@ -340,7 +340,7 @@ def test_links_out_of_a_claim_are_refused(pod: Pod) -> None:
     pod.plan(model("pvc://models/model.onnx"))
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE)
-    assert "leads out of its volume" in report.findings[0].message
+    assert "points outside its volume" in report.findings[0].message
 
 
 @pytest.mark.integration

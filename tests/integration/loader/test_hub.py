@@ -234,7 +234,7 @@ def test_a_hub_with_a_ca_of_its_own(pod: Pod, tls: ssl.SSLContext, authority: Au
             pod.plan(PlanFetch(step="model", uri=f"hf://{REPO}", target="model/1/model.plan"))
             code, report = pod.load()
             assert code == 2
-            assert "name its CA in source.caRef" in report.findings[0].message
+            assert "set its CA in source.caRef" in report.findings[0].message
             pod.trust("model", authority.identity)
             pod.plan(
                 PlanFetch(step="model", uri=f"hf://{REPO}", target="model/1/model.plan", ca=True)

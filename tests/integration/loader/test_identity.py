@@ -68,7 +68,7 @@ def test_gke_workload_identity(bare: Pod, monkeypatch: pytest.MonkeyPatch) -> No
             code, report = bare.load()
             assert code == 3, bare.output
             assert (
-                "the pod has no usable cloud identity: name source.secretRef"
+                "the pod has no usable cloud identity: set source.secretRef"
                 in report.findings[0].message
             )
 

@@ -128,7 +128,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
         ),
         (
             model("pvc://models/bert/1/model.onnx", pinned=2),
-            "the source is the single file model.onnx, and always version 1",
+            "the source is the single file model.onnx, which is always version 1",
         ),
         (model(file="model.plan"), "has no file 2/model.plan; 2/ contains model.onnx"),
     ],
@@ -195,7 +195,7 @@ def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) ->
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
     assert (
-        "contains model.py, but bert/1/model.py is written by the operator itself"
+        "contains model.py, but the operator writes bert/1/model.py itself"
         in report.findings[0].message
     )
 
@@ -226,7 +226,7 @@ def test_links_in_a_folder_may_not_lead_astray(pod: Pod, claim: Path, tmp_path: 
     assert (pod.models / "bert/1/inside.bin").read_text() == "content of blobs/1"
     assert not (pod.models / "bert/1/inside.bin").is_symlink()
     for link, target, says in (
-        ("out.bin", "/etc/passwd", "leads out of its volume"),
+        ("out.bin", "/etc/passwd", "points outside its volume"),
         ("sub", "blobs", "is a link to a folder"),
         ("gone", "nowhere", "a broken link"),
     ):

@@ -69,7 +69,7 @@ def test_a_file_is_checked_as_it_came_and_adapted(pod: Pod, claim: Path) -> None
     assert adapted(pod.models / "model/1/model.onnx")
     assert (
         "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; batched "
-        "rows give the outputs of single rows" in pod.output
+        "rows have the same outputs as single rows" in pod.output
     )
     StandInBackend(pod.models / "model/1/model.onnx", config_of(*ENCODER.declared))
     # What is reported is the source's: pods whose loaders adapt otherwise still serve the same

@@ -327,10 +327,10 @@ def test_a_private_repository_with_each_form_of_secret(
 @pytest.mark.parametrize(
     ("secret", "says"),
     [
-        (None, "name its credentials in source.secretRef"),
+        (None, "set its credentials in source.secretRef"),
         (
             {"username": "ada", "password": "s3cret-token-41d8"},
-            "check the secret of source.secretRef",
+            "check the Secret in source.secretRef",
         ),
         (
             {".dockerconfigjson": '{"auths": {"other.example": {"auth": "eDp5"}}}'},
@@ -385,7 +385,7 @@ def test_a_registry_with_passwords(
         trusting.secret("model", password="s3cret-token-41d8")
         code, report = trusting.load()
         assert code == 2
-        assert "check the secret of source.secretRef" in report.findings[0].message
+        assert "check the Secret in source.secretRef" in report.findings[0].message
 
 
 def test_a_connection_that_breaks_is_resumed(trusting: Pod, hub: Registry) -> None:
@@ -502,4 +502,4 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
         assert code == 2, trusting.output
         assert says in report.findings[0].message
     trusting.plan(model(hub, "models/bert:v9", path="nope"))
-    assert "has no file and no folder nope" in trusting.load()[1].findings[0].message
+    assert "contains no file or folder nope" in trusting.load()[1].findings[0].message

@@ -170,9 +170,9 @@ def test_a_load_goes_on_without_its_cache_and_says_so(
         cached.output
     )
     assert (cached.models / "bert/1/model.bin").read_bytes() == DATA
-    assert ("has no room for 2.9 MiB" if kind == "full" else "Not a directory") in report.findings[
-        0
-    ].message
+    assert (
+        "does not have 2.9 MiB of free space" if kind == "full" else "Not a directory"
+    ) in report.findings[0].message
 
 
 def test_weak_answers_are_not_kept(cached: Pod) -> None:
@@ -225,7 +225,7 @@ def test_a_restart_fetches_only_what_is_missing(pod: Pod) -> None:
             assert pod.load()[0] == 0, pod.output
     assert pod.tree() == ["bert/1/a.bin", "bert/1/b.bin"]
     assert (pod.models / "bert/1/a.bin").read_bytes() == DATA
-    assert "a.bin: whole since an earlier attempt" in pod.output
+    assert "a.bin: complete since an earlier attempt" in pod.output
     assert "fetched 2 of 2 files" in pod.output
 
 

@@ -161,7 +161,7 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
     )
     assert (
         f"accepts rows of at most {tinymodel.POSITIONS} tokens, but spec.tokenizer.maxLength "
-        "lets the tokenizer send 65" in finding.message
+        "allows the tokenizer to send 65" in finding.message
     )
 
 

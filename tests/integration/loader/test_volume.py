@@ -219,7 +219,7 @@ def test_a_package_bound_to_one_python_is_refused(pod: Pod) -> None:
     pod.plan(site=["numpy"])
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
-    assert "install its abi3 wheel" in report.findings[0].message
+    assert "install the abi3 wheel" in report.findings[0].message
 
 
 def test_sigterm_ends_the_loader_at_once(pod: Pod) -> None:

@@ -41,7 +41,7 @@ def test_an_unknown_ca_is_final_and_says_what_to_do(pod: Pod, server: LoopbackSe
         LoadReason.SOURCE_UNAVAILABLE,
         "spec.model.source.uri",
     )
-    assert "name its CA in source.caRef" in report.findings[0].message
+    assert "set its CA in source.caRef" in report.findings[0].message
     assert "attempt" not in pod.output
 
 

@@ -45,7 +45,7 @@ def test_refused_credentials_are_final(
     trusting.plan(item(f"{server.url}/model.bin", credentials=True))
     code, report = trusting.load()
     assert (code, len(server.requests)) == (2, 1)
-    assert "check the secret of source.secretRef" in report.findings[0].message
+    assert "check the Secret in source.secretRef" in report.findings[0].message
 
 
 BASIC = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()

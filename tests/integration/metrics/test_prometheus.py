@@ -297,8 +297,8 @@ FAULTS = {
     "503": (Fault(status=503), MetricsProblem.ERROR, "HTTP 503"),
     "dropped": (Fault(drop=True), MetricsProblem.ERROR, "breaks off|cannot be reached"),
     "cut": (Fault(cut_after=200), MetricsProblem.ERROR, "breaks off|is not JSON"),
-    "dripping": (Fault(drip=0.05), MetricsProblem.ERROR, "no whole answer within 1 s"),
-    "hanging": (Fault(delay=30), MetricsProblem.ERROR, "no whole answer within 1 s"),
+    "dripping": (Fault(drip=0.05), MetricsProblem.ERROR, "no complete response within 1 s"),
+    "hanging": (Fault(delay=30), MetricsProblem.ERROR, "no complete response within 1 s"),
     "error inside 200": (
         Fault(rewrite=lambda _: b'{"status":"error","errorType":"execution","error":"oops"}'),
         MetricsProblem.ERROR,
@@ -326,7 +326,7 @@ FAULTS = {
     "duplicates": (
         Fault(rewrite=doubled),
         MetricsProblem.PARTIAL,
-        "the same series appears twice",
+        "the same series occurs twice",
     ),
 }
 

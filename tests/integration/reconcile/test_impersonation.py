@@ -226,7 +226,10 @@ async def test_an_author_gains_no_right_that_the_account_lacks(
     ):
         await apply_any(admin, INFERENCE_PIPELINES, document(namespace, ACCOUNT))
         # Rights are in force with a delay: until then, other objects are refused.
-        missing = f"service account {namespace}/{ACCOUNT} may not create, patch, delete secrets;"
+        missing = (
+            f"service account {namespace}/{ACCOUNT} is not allowed to create, patch, delete "
+            "secrets;"
+        )
         message = await refused_for(admin, namespace, "PermissionDenied", missing)
         assert message.startswith("Secret p-")
         assert "bind a role with these verbs" in message
@@ -276,7 +279,9 @@ async def test_without_the_chart_setting_the_operator_may_not_impersonate(
         impersonated_service_accounts=(ACCOUNT,),
     ):
         await apply_any(admin, INFERENCE_PIPELINES, document(namespace, ACCOUNT))
-        missing = f"the operator may not impersonate the service account {namespace}/{ACCOUNT}"
+        missing = (
+            f"the operator is not allowed to impersonate the service account {namespace}/{ACCOUNT}"
+        )
         await refused_for(admin, namespace, "PermissionDenied", missing)
         assert not await exists(admin, namespace)
 

@@ -303,9 +303,9 @@ async def test_who_take_turns_are_named_and_not_fought(
                 await scale(admin, INFERENCE_PIPELINES, namespace, number)
             await eventually("it is followed", partial(_has, admin, namespace, number))
         found = await conflict(
-            admin, namespace, "argocd and keda alternate in writing spec.replicas of this pipeline"
+            admin, namespace, "argocd and keda alternately write spec.replicas of this pipeline"
         )
-        assert "remove replicas from what is applied" in found["message"]
+        assert "remove replicas from the manifest that is applied" in found["message"]
         await ready(admin, namespace, 3)
         before = writes(proxy)
         for manager in ("argocd", "helm"):

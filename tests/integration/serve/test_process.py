@@ -147,7 +147,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("MARGIN", None), ("MARGINS", "output MARGIN is missing from the answer")]
+    ("name", "fault"), [("MARGIN", None), ("MARGINS", "output MARGIN is missing from the response")]
 )
 def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(
     tmp_path: Path, name: str, fault: str | None

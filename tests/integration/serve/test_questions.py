@@ -178,6 +178,9 @@ async def test_a_decoupled_pipeline_is_asked_over_a_stream_and_prints_as_it_answ
         assert not (await probe(running.endpoint.grpc, "words", None, alone)).healthy
         answer = run("infer", running.model_url, "one two three")
         assert (answer.returncode, answer.stdout) == (0, "one\ntwo\nthree\n"), answer.stderr
+        over_grpc = f"grpc://{running.endpoint.grpc}/v2/models/words"
+        answer = run("infer", over_grpc, "one two three")
+        assert (answer.returncode, answer.stdout) == (0, "one\ntwo\nthree\n"), answer.stderr
 
 
 async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
         f"--output={file}",
     )
     assert made.returncode == 0, made.stderr
-    hint = re.search(r"^to try it here: tritonpipe serve (\S+) (.*)$", made.stderr, re.MULTILINE)
+    hint = re.search(
+        r"^to try it on this machine: tritonpipe serve (\S+) (.*)$", made.stderr, re.MULTILINE
+    )
     assert hint is not None, made.stderr
     assert hint[1] == str(file)
     tokenizer = tinymodel.tokenizer(baked_in=False)
@@ -120,7 +122,9 @@ def test_a_repository_that_serves(tmp_path: Path) -> None:
     repository = tmp_path / "first" / "models"
     made = run("import", str(repository), f"--output={file}", "--strict")
     assert made.returncode == 0, made.stderr
-    hint = re.search(r"^to try it here: tritonpipe serve \S+ (.*)$", made.stderr, re.MULTILINE)
+    hint = re.search(
+        r"^to try it on this machine: tritonpipe serve \S+ (.*)$", made.stderr, re.MULTILINE
+    )
     assert hint is not None, made.stderr
     with served(file, *hint[1].split(), log=tmp_path / "again.log") as server:
         assert server.model == "sentiment"

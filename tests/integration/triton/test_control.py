@@ -163,7 +163,7 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
             await client.infer(pipelines.ENSEMBLE, {"OTHER": texts("x")})
         with pytest.raises(RejectedError, match="complex64"):
             await client.infer(pipelines.ENSEMBLE, {"TEXT": np.zeros((1, 1), np.complex64)})
-        with pytest.raises(RejectedError, match="the reason is in the pod's log"):
+        with pytest.raises(RejectedError, match="for the reason, see the pod's log"):
             await client.load_model(
                 pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, max_batch_size=-1)
             )
@@ -228,7 +228,7 @@ async def test_an_insane_answer_fails_the_probe(tmp_path: Path) -> None:
     write_model(tmp_path, "nan", pipelines.config("nan", inputs, outputs, {}), {"model.py": code})
     with triton_server(tmp_path, ["nan"]) as server:
         result = await probe(server.grpc_address, "nan", None, ProbeRequest({"TEXT": texts("x")}))
-    assert (result.healthy, result.inference_error) == (False, "output Y holds NaN")
+    assert (result.healthy, result.inference_error) == (False, "output Y contains NaN")
 
 
 def test_a_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import json
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.integration.triton.test_control import full_config
@@ -21,12 +26,19 @@ from tests.support.python_backend import texts
 from tests.support.triton import triton_server
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
-from triton_pipelines.controllers.pipeline.server_certificate import read_certificate
+from triton_pipelines.controllers.autoscaler import triton_pod
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.server_certificate import (
+    CertificateError,
+    read_certificate,
+)
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
+from triton_pipelines.controllers.pipeline.tls_trust import NO_TLS, tls_trust
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import UnreachableError
 from triton_pipelines.triton.local_server import LocalTriton
 from triton_pipelines.triton.probe import ProbeRequest, probe
-from triton_pipelines.triton.tls import TlsIdentity
+from triton_pipelines.triton.tls import ClientCertificate, TlsIdentity, accepted_identity
 
 pytestmark = pytest.mark.integration
 KEY = "0f8ad1c2-test-key"
@@ -73,10 +85,11 @@ def tls_server(
 def identity(content: Content, mode: TlsMode = TlsMode.SIMPLE) -> TlsIdentity:
     """What the operator knows of a Secret."""
     found = read_certificate(content, "certs", mode)
-    return TlsIdentity(found.roots.encode(), found.name, found.chain, found.key)
+    return TlsIdentity(found.roots.encode(), found.name, found.client)
 
 
 SIMPLE = AUTHORITY.secret(HOST)
+FORMER = AUTHORITY.secret("former.nlp.svc")
 MUTUAL = AUTHORITY.secret(HOST, usages=[SERVER, CLIENT])
 
 
@@ -132,6 +145,62 @@ async def test_other_connections_over_grpc_fail(
     assert not probed.healthy
 
 
+async def test_a_pod_is_reached_that_already_presents_a_renewed_certificate(
+    simple: LocalTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was restarted before the renewal is rolled out, and the host name has changed."""
+    renewed, former = (read_certificate(one, "certs", TlsMode.SIMPLE) for one in (SIMPLE, FORMER))
+    roots = {one.digest: one.roots for one in (renewed, former)}
+    hosts = {one.digest: one.name for one in (renewed, former)}
+    live = {names.KEY_MEMORY: json.dumps({"certificate": {"roots": roots, "hosts": hosts}})}
+    raw = {"metadata": {"name": "p", "annotations": {names.ANNOTATION_CERTIFICATE: former.digest}}}
+    pod = Pod.of({**raw, "status": {"podIP": simple.address}})
+    children = {("ConfigMap", names.live_name("p")): {"data": live}}
+    trust = tls_trust(Snapshot({"metadata": {"name": "p"}}, children, (pod,)), NO_TLS)
+    tls = trust.identity(pod)
+    assert tls is not None
+    assert tls.name == "former.nlp.svc"
+    request = ProbeRequest(EXAMPLE)
+    probed = await probe(simple.grpc_address, pipelines.ENSEMBLE, KEY, request, 10, tls)
+    assert probed.healthy
+    monkeypatch.setattr(triton_pod, "PORT_GRPC", simple.grpc_port)
+    graph = builders.built().graph
+    async with triton_pod.client_of(ProbeTarget(pod, graph, KEY, None, tls)) as client:
+        assert await client.instance_count(pipelines.TOKENIZER)
+
+
+async def test_no_alternative_is_accepted_without_trust(simple: LocalTriton) -> None:
+    other = TlsIdentity(OTHER.certificate, HOST)
+    tls = TlsIdentity(identity(SIMPLE).roots, "former.nlp.svc", alternatives=(other,))
+    assert await accepted_identity(simple.grpc_address, tls) is tls
+    assert (await probe(simple.grpc_address, pipelines.ENSEMBLE, KEY, None, 10, tls)).error
+
+
+async def test_a_pod_that_does_not_answer_is_given_up_in_time() -> None:
+    tls = TlsIdentity(b"", "a", alternatives=(TlsIdentity(b"", "b"),))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert await accepted_identity(address, tls, 0.2) is tls
+
+
+@pytest.mark.parametrize(
+    "key",
+    [Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP521R1())],
+    ids=["Ed25519", "P-521"],
+)
+async def test_keys_of_other_types_are_rejected_because_no_connection_succeeds(
+    repository: Path, tmp_path: Path, key: CertificateIssuerPrivateKeyTypes
+) -> None:
+    content = AUTHORITY.secret(HOST, key=key)
+    with pytest.raises(CertificateError):
+        identity(content)
+    with (
+        tls_server(repository, tmp_path / "tls", content, TlsMode.SIMPLE) as server,
+        pytest.raises(UnreachableError),
+    ):
+        await live(server, TlsIdentity(content["ca.crt"], HOST))
+
+
 async def test_http_answers_the_kubelet_alone(simple: LocalTriton) -> None:
     model = f"/v2/models/{pipelines.ENSEMBLE}"
     async with httpx.AsyncClient(base_url=simple.http_url, trust_env=False) as web:
@@ -154,11 +223,12 @@ async def test_mutual_tls_admits_clients_of_the_authority_alone(
             with pytest.raises(UnreachableError):
                 await live(server, TlsIdentity(roots, HOST))
             stranger = OTHER.secret("client", usages=[CLIENT])
-            foreign = TlsIdentity(roots, HOST, stranger["tls.crt"], stranger["tls.key"])
+            foreign = ClientCertificate(stranger["tls.crt"], stranger["tls.key"])
             with pytest.raises(UnreachableError):
-                await live(server, foreign)
+                await live(server, TlsIdentity(roots, HOST, foreign))
             own = AUTHORITY.secret("client", usages=[CLIENT])
-            assert await live(server, TlsIdentity(roots, HOST, own["tls.crt"], own["tls.key"]))
+            client = ClientCertificate(own["tls.crt"], own["tls.key"])
+            assert await live(server, TlsIdentity(roots, HOST, client))
 
 
 @contextlib.asynccontextmanager

@@ -126,7 +126,7 @@ async def test_a_whole_run_has_no_failed_request(
     assert found.failed_requests == 0, found.notes
     assert len(found.points) >= 2
     assert all(point.carried > 0 for point in found.points)
-    assert any("the response cache is off" in note for note in found.notes)
+    assert any("the response cache is disabled" in note for note in found.notes)
     async with TritonClient(running.server.grpc_address) as client:
         config = await client.model_config("model")
         assert config.max_batch_size == 4

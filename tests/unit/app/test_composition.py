@@ -14,6 +14,7 @@ from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import ClusterError
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Result
 from triton_pipelines.compile.graph.advisories import AdvisorySeverity, advisories_of
@@ -70,6 +71,15 @@ async def test_the_loops_run_in_the_background() -> None:
     assert set(background) == {"scaling", "latency", "monitoring"}
 
 
+async def test_no_metric_is_served_twice() -> None:
+    """Two families of one name have different labels, and queries would mix them."""
+    given, _ = services()
+    given.store.put(INFERENCE_PIPELINES, builders.document())
+    start(build_parts(given), given)
+    names = [family.name for family in given.metrics.registry.collect()]
+    assert sorted(set(names)) == sorted(names)
+
+
 async def test_a_reconcile_counts_the_advisories_of_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,6 +111,8 @@ async def test_a_reconcile_counts_the_advisories_of_the_server(
         await reconcile(key)
     critical = [one for one in advisories_of((24, 10)) if one.severity is AdvisorySeverity.CRITICAL]
     assert (found("Critical"), found("Low")) == (len(critical), 0)
+    labels = {"namespace": "nlp", "pipeline": "sentiment", "model": built_one.pipeline.public_name}
+    assert given.metrics.registry.get_sample_value("tritonpipe_pipeline_model_info", labels) == 1
     monkeypatch.setattr(Reconciler, "reconcile", deleted)
     await reconcile(key)
     assert found("Critical") is None

@@ -99,7 +99,7 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
         (
             {"metrics_authentication": "token"},
-            ["metrics_authentication token needs metrics_tls_folder", "unencrypted"],
+            ["metrics_authentication token requires metrics_tls_folder", "unencrypted"],
         ),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         (

@@ -115,7 +115,7 @@ def test_key_files_that_cannot_be_keys(tmp_path: Path) -> None:
     path.write_bytes(b"\n")
     assert read_key_file(path) is None
     path.write_bytes(b"short")
-    with pytest.raises(ControlKeyError, match="holds 5 bytes"):
+    with pytest.raises(ControlKeyError, match="contains 5 bytes"):
         read_key_file(path)
     with pytest.raises(ControlKeyError, match="cannot be read"):
         read_key_file(tmp_path)

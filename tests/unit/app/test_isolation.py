@@ -34,6 +34,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.failure_log import LOG_SECONDS, NO_PIPELINE, FailureLog
+from triton_pipelines.controllers.pipeline.actions import ApplyStage
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe
 
@@ -263,7 +264,9 @@ async def test_nothing_of_a_deleted_pipeline_is_kept() -> None:
         pod["metadata"] |= {"name": "doomed-pod", "uid": "doomed-pod", "namespace": DOOMED[0]}
         store.put(PODS, pod)
         await run(operator, 2)
-        operator.reconciler._tuning_rejection[DOOMED] = "a rejection that no iteration has seen yet"
+        operator.reconciler._rejections[DOOMED] = {
+            ApplyStage.TUNING_RUN: "a rejection that no iteration has seen yet"
+        }
         operator.reconciler._pods.mark_deleted(DOOMED, "doomed-pod")
         for part in (operator.latency_monitor, operator.monitoring_objects):
             await part.failures.report(DOOMED, "Kind", ValueError("an error"))

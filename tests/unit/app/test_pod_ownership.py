@@ -21,7 +21,7 @@ from tests.support.reconcilers import (
     stored,
 )
 from tests.support.tuningworld import RESULT, asked
-from tests.support.worlds import START, World
+from tests.support.worlds import START, World, rfc3339
 from tests.unit.app.test_slo_latency import staged
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
@@ -29,12 +29,17 @@ from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.cluster.resources import (
     DEPLOYMENTS,
     INFERENCE_PIPELINES,
+    JOBS,
     PODS,
     REPLICA_SETS,
     Resource,
 )
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.pipeline.deployment_progress import rolling_pipelines
+from triton_pipelines.compile.render.preflight_objects import preflight_job
+from triton_pipelines.controllers.pipeline.deployment_progress import (
+    PREFLIGHT_TIME,
+    rolling_pipelines,
+)
 from triton_pipelines.controllers.pipeline.pod_observer import READS_MAX, REREAD_SECONDS
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH, Probe
@@ -278,16 +283,46 @@ async def test_the_result_of_a_tuning_run_comes_from_its_own_job(uid: str) -> No
     assert (("status", "Succeeded") in told) is (uid == "")
 
 
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_preflight_of_its_own_counts_as_a_rollout_for_a_while(place: Place, owned: bool) -> None:
+    store, deployment, _, _ = place
+    store.put(DEPLOYMENTS, {**deployment, **settled(deployment)})
+    assert rolling_pipelines(store, START) == set()
+    one = builders.built()
+    job = preflight_job(one.pipeline, "0123456789", one.render().template)
+    job["metadata"] |= {"uid": "job", "resourceVersion": "1", "creationTimestamp": rfc3339(START)}
+    job["metadata"]["ownerReferences"] = ownership.controlled_by(stored()) if owned else []
+    store.put(JOBS, job)
+    pod = {"metadata": {"name": "x", "namespace": KEY[0], "uid": "x", "resourceVersion": "1"}}
+    pod["metadata"] |= {
+        "labels": job["spec"]["template"]["metadata"]["labels"],
+        "ownerReferences": ownership.controlled_by(job),
+    }
+    store.put(PODS, pod)
+    found = owned_pods(store, {}, KEY)
+    assert (found.preflight, found.tuning) == ((pod,) if owned else (), ())
+    assert rolling_pipelines(store, START + PREFLIGHT_TIME) == ({KEY} if owned else set())
+    later = START + PREFLIGHT_TIME + dt.timedelta(seconds=1)
+    assert rolling_pipelines(store, later) == set()
+
+
+def settled(deployment: Object) -> Object:
+    """What changes in a Deployment when its rollout is complete."""
+    done = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    metadata = {**deployment["metadata"], "resourceVersion": "2"}
+    return {"metadata": metadata, "status": {"conditions": [done]}}
+
+
 def test_only_own_deployments_take_the_places_of_rollouts(place: Place) -> None:
     store, deployment, _, _ = place
-    assert rolling_pipelines(store) == {KEY}
+    assert rolling_pipelines(store, START) == {KEY}
     document = stored()
     document["metadata"] |= {"name": "no-such-pipeline", "uid": "forged"}
     store.put(DEPLOYMENTS, ownership.deployment(document))
     store.put(DEPLOYMENTS, ownership.deployment(stored(), name="renamed", uid="renamed"))
     unowned = {**deployment["metadata"], "ownerReferences": [], "resourceVersion": "2"}
     store.put(DEPLOYMENTS, {**deployment, "metadata": unowned})
-    assert rolling_pipelines(store) == set()
+    assert rolling_pipelines(store, START) == set()
 
 
 async def test_forged_owner_references_do_not_keep_a_real_one_from_being_read(

@@ -456,13 +456,12 @@ async def test_pods_and_their_cpu_are_metrics_of_the_operator(
     metrics, own = loop.scaler.metrics, {"namespace": loop.key[0], "pipeline": loop.key[1]}
     found = {
         (sample.name, sample.labels.get("pod", "")): sample.value
-        for family in (metrics.pods, metrics.pods_desired, metrics.cpu, metrics.cpu_desired)
+        for family in (metrics.pods_desired, metrics.cpu, metrics.cpu_desired)
         for one in family.collect()
         for sample in one.samples
         if own.items() <= sample.labels.items()
     }
     assert found == {
-        ("tritonpipe_pipeline_pods", ""): 1,
         ("tritonpipe_pipeline_pods_desired", ""): recorded(loop)["replicas"],
         ("tritonpipe_pod_cpu_limit_cores", loop.world.pods[0].name): start / 1000,
         ("tritonpipe_pod_cpu_limit_desired_cores", ""): recorded(loop)["cpuMillis"] / 1000,

@@ -53,7 +53,7 @@ def decided(metrics: ScalingMetrics, seen: ScalingView) -> None:
 
 
 def value(metrics: ScalingMetrics, name: str, **labels: str) -> float | None:
-    sizes = (metrics.pods, metrics.pods_desired, metrics.cpu, metrics.cpu_desired)
+    sizes = (metrics.pods_desired, metrics.cpu, metrics.cpu_desired)
     for family in (
         metrics.instances,
         metrics.desired,
@@ -215,7 +215,6 @@ def test_pods_and_their_cpu_are_on_the_page_as_they_are_and_as_they_should_be(
     metrics: ScalingMetrics,
 ) -> None:
     metrics.observe_pods(KEY, PodSizes({"a": 1350, "b": None, "c": 2000}, 4, 3350))
-    assert value(metrics, "tritonpipe_pipeline_pods") == 3
     assert value(metrics, "tritonpipe_pipeline_pods_desired") == 4
     assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="a") == 1.35
     assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="b") is None, "no kubelet tells it"
@@ -226,6 +225,5 @@ def test_pods_and_their_cpu_are_on_the_page_as_they_are_and_as_they_should_be(
         "it is nobody's to scale any more"
     )
     metrics.forget(KEY)
-    for name in ("pipeline_pods", "pipeline_pods_desired"):
-        assert value(metrics, f"tritonpipe_{name}") is None
+    assert value(metrics, "tritonpipe_pipeline_pods_desired") is None
     assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="c") is None

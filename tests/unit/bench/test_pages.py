@@ -98,7 +98,7 @@ def test_blocks_are_renewed_and_all_else_stays(folder: Path) -> None:
     )
     once = pages.page(text)
     assert "old" not in once
-    assert "- a sleep" in once
+    assert "| a sleep |" in once
     assert "Not measured yet: `make bench ID=C6`." in once
     assert once.startswith("before\n\n<!-- setup: C1 -->\n")
     assert pages.page(once) == once

@@ -79,7 +79,7 @@ def test_a_chart_explains_its_marks() -> None:
         "hollow: above the SLO",
         "1000 ms or more, clipped",
         "SLO: 50 ms",
-        "none (no point: nothing was answered)",
+        "none (no point: there was no response)",
         "throughput (requests/s)",
         "p99 latency (ms, log scale)",
     ):

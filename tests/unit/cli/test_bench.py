@@ -353,7 +353,7 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
                     lag_p99_s=0.004,
                     stable=False,
                     failed=7,
-                    errors={"no answer within 30 s": 7},
+                    errors={"no response within 30 s": 7},
                 ),
             ),
         ),
@@ -362,9 +362,7 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
     assert "not stable: concurrency 1 (p99 differs by 40% between windows)" in text
     assert "used a full core at concurrency 64" in text
     assert "sent late at 500/s poisson" in text
-    assert (
-        "overloaded at 500/s poisson: only 300 requests/s are answered, and latency grows" in text
-    )
+    assert "overloaded at 500/s poisson: only 300 requests/s complete, and latency grows" in text
     assert "percentiles exclude the failed requests" in text
     assert "500/s poisson (p99 differs" not in text, (
         "a longer measurement of a queue that grows is no steadier"

@@ -40,7 +40,7 @@ def warnings(tritonpipe: Run, code: str) -> list[str]:
         ),
         (
             "import json\n\n\nclass TritonPythonModel:\n    def excute(self, requests): ...\n",
-            "line 4: TritonPythonModel has no method execute",
+            "line 4: TritonPythonModel has no execute method",
         ),
     ],
 )

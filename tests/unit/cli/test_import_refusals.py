@@ -65,7 +65,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path, tritonpipe: Run) -> No
 def test_a_model_that_a_step_calls_cannot_be_left_out(import_of: Import) -> None:
     ended = import_of({}, "--without=tok")
     assert ended.code == 2
-    assert "--without: tok is called by a step of sentiment and cannot be left out" in ended.err
+    assert "--without: tok is called by a step of sentiment and cannot be excluded" in ended.err
 
 
 OTHER = {"other/config.pbtxt": ENSEMBLE.replace('"tok"', '"nosuch"'), "other/1/": ""}
@@ -161,7 +161,8 @@ def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Pa
         ),
         (
             {"bert/config.pbtext": MODEL, "bert/1/model.py": CODE},
-            "bert/config.pbtext: is not a name that Triton reads; rename it to bert/config.pbtxt",
+            "bert/config.pbtext: is not a file name that Triton reads; rename it to "
+            "bert/config.pbtxt",
         ),
         (
             {f"{team}/{name}": text for team in ("blue", "red") for name, text in FILES.items()},
@@ -228,4 +229,4 @@ def test_the_field_at_fault_is_named(
 def test_one_model_must_remain(import_of: Import) -> None:
     ended = import_of({}, "--without=sentiment", "--without=tok", "--without=bert")
     assert ended.code == 2
-    assert "--without: leaves out every model; keep at least one" in ended.err
+    assert "--without: excludes every model; keep at least one" in ended.err

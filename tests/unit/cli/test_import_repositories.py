@@ -247,7 +247,7 @@ def test_code_under_another_name_becomes_model_py(import_of: Import) -> None:
     }
     ended = import_of(changes, "--strict")
     assert (ended.code, ended.out) == (1, "")
-    assert "default_model_filename: the code is in tokenize.py, and next to it" in ended.err
+    assert "default_model_filename: the code is in tokenize.py, but" in ended.err
     ended = import_of(changes, "--strict", remove="tok/1/model.py")
     assert "# this one" in spec_of(ended)["tokenizer"]["python"]["code"]["inline"]
 

@@ -274,7 +274,7 @@ def test_the_length_is_the_one_that_counts(
 
 def test_a_length_that_nothing_says_is_a_comment(model: Model) -> None:
     assert (
-        "# LOOK: no file says how many tokens the model takes; the default is 512."
+        "# LOOK: no file states how many tokens the model accepts; the default is 512."
         in model.write(LOGITS).init().out
     )
 
@@ -449,7 +449,7 @@ def _taken(model: Model) -> list[str]:
             r"no output has both a shape and a type that Triton supports \(logits\)",
         ),
         (_break(LOGITS, None, "--labels", "a,b,c"), "3 labels are given, but logits has 2 classes"),
-        (_break(LOGITS, None, "--labels", "a,a"), "must name each class once"),
+        (_break(LOGITS, None, "--labels", "a,a"), "must list each class once"),
         (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: file does not exist"),
         (_break(LOGITS, None, "--postprocess", "Max"), "'Max' is not one of None, Softmax"),
         (
@@ -460,7 +460,7 @@ def _taken(model: Model) -> list[str]:
         (_break(LOGITS, None, "--name", "Not A Name"), "is not a valid resource name"),
         (_break(LOGITS, None, "--source-uri", "models/x"), "is not a URI"),
         (lambda _: [], "specify either a repository"),
-        (lambda _: ["org/name"], "is not a repository of a model hub; use hf://org/name"),
+        (lambda _: ["org/name"], "is not a repository on a model hub; use hf://org/name"),
     ],
 )
 def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: str) -> None:

@@ -27,7 +27,7 @@ def test_a_deep_file_gets_a_message(
     file.write_text(HEAD + "{a: " * depth + "1" + "}" * depth + "\n", encoding="utf-8")
     ended = tritonpipe(command, str(file))
     assert ended.code == 2
-    assert "nested deeper than 64 levels" in ended.out + ended.err
+    assert "nested more than 64 levels deep" in ended.out + ended.err
     assert "deep.yaml:6:" in ended.out + ended.err
 
 

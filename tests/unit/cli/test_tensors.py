@@ -171,10 +171,10 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ),
         ([IDS], {"values": ["IDS=[1,"]}, "is not a JSON list of numbers"),
         ([IDS], {"values": ["IDS=[[[1]]]"]}, r"shape \[1, 1, 1\] does not fit IDS INT64\[-1, -1\]"),
-        ([IDS], {"values": ["IDS=1", "IDS=2"]}, "given 2 times"),
+        ([IDS], {"values": ["IDS=1", "IDS=2"]}, "specified 2 times"),
         ([IMAGE], {"values": ["IMAGE=1,2"]}, "2 elements do not fit IMAGE"),
         ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, "cannot read no-such.npy"),
-        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "give one file saved by numpy.save"),
+        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "specify one file saved by numpy.save"),
         ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
     ],
 )

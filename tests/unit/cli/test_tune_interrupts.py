@@ -38,7 +38,7 @@ def test_a_setting_that_stays_on_the_server_is_told(
 def test_a_second_interrupt_reports_an_unknown_state(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = stopping([signal.SIGINT, signal.SIGINT], "", monkeypatch)
     assert code == 128 + signal.SIGINT
-    assert f"{SERVER}: the original setting may not have been restored" in said
+    assert f"{SERVER}: the original setting might not have been restored" in said
 
 
 def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:

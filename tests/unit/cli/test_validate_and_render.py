@@ -176,8 +176,8 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
             "found kind InferencePipelines; did you mean InferencePipeline?",
         ),
         ("metadata: {name: a}", "kind is missing; add kind: InferencePipeline"),
-        ("a: &x [*x]", "cannot be a resource"),
-        ("2020-01-01: x", "cannot be a resource"),
+        ("a: &x [*x]", "is not a valid resource"),
+        ("2020-01-01: x", "is not a valid resource"),
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])
@@ -244,7 +244,7 @@ def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
     assert ended.out.count(": valid") == len(SAMPLES)
     ended = tritonpipe("render", file)
     assert ended.code == 2
-    assert f"contains {len(SAMPLES)} pipelines; this command takes one" in ended.err
+    assert f"contains {len(SAMPLES)} pipelines, but this command accepts only one" in ended.err
 
 
 def rendered(tritonpipe: Run, *arguments: str) -> list[dict[str, Any]]:

@@ -306,7 +306,7 @@ async def test_a_stall_ends_at_the_timeout_and_is_not_repeated(script: Script) -
 
     script.answers = [stall]
     async with script.client(timeout_seconds=0.05) as client:
-        with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
+        with pytest.raises(Unavailable, match=r"no response within 0\.05 s"):
             await client.get(CONFIG_MAPS, "n", "a")
     released.set()
     assert script.observed == [("get", "configmaps", "Timeout")]

@@ -44,7 +44,7 @@ async def test_missing_verbs_are_named(script: Script, client: Client) -> None:
     with pytest.raises(PermissionDenied) as caught:
         await write(client)
     assert caught.value.message == (
-        "ConfigMap a was not written: the service account n/writer may not update, patch"
+        "ConfigMap a was not written: the service account n/writer is not allowed to update, patch"
         " configmaps; bind a role with these verbs to it, or name another account in"
         " spec.serviceAccountName"
     )
@@ -62,9 +62,9 @@ async def test_missing_verbs_are_named(script: Script, client: Client) -> None:
 @pytest.mark.parametrize(
     ("resource", "subresource", "words"),
     [
-        (JOBS, "", "may not create, patch, delete jobs.batch;"),
-        (PODS, "", "may not delete pods;"),
-        (PODS, "resize", "may not patch pods/resize;"),
+        (JOBS, "", "is not allowed to create, patch, delete jobs.batch;"),
+        (PODS, "", "is not allowed to delete pods;"),
+        (PODS, "resize", "is not allowed to patch pods/resize;"),
     ],
 )
 async def test_only_verbs_that_the_operator_uses_are_named(
@@ -89,7 +89,8 @@ async def test_an_account_that_cannot_be_impersonated_is_named(
 ) -> None:
     script.answers += [REFUSED, REFUSED]
     with pytest.raises(
-        PermissionDenied, match="the operator may not impersonate the service account n/writer; ask"
+        PermissionDenied,
+        match="the operator is not allowed to impersonate the service account n/writer; ask",
     ):
         await write(client)
 

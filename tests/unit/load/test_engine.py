@@ -157,7 +157,7 @@ async def test_errors_are_counted_by_what_the_server_said() -> None:
 async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> None:
     async with kserve(lambda number: (0.6 if number == 0 else 0.0, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(concurrency=1, timeout_s=0.1, **QUICK))
-        assert result.errors == (timed_out("no answer within 0.1 s"),)
+        assert result.errors == (timed_out("no response within 0.1 s"),)
         assert stand.connections == 2
     assert summarize(result).requests > 0
 
@@ -165,7 +165,7 @@ async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> 
 async def test_a_broken_connection_fails_one_request_alone() -> None:
     async with kserve(lambda number: (0.0, 0 if number == 5 else 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(concurrency=1, **QUICK))
-    assert result.errors == (RequestFailure("the connection broke: closed by the server"),)
+    assert result.errors == (RequestFailure("the connection was lost: closed by the server"),)
     assert np.count_nonzero(result.error >= 0) == 1
     assert len(result.end) > 20
 
@@ -181,7 +181,7 @@ async def test_more_than_is_bounded_fails_unsent() -> None:
     async with kserve(lambda _: (0.4, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
     assert stand.most_under_way <= 5
-    assert result.errors == (rejected("not sent: 5 requests were waiting or under way"),)
+    assert result.errors == (rejected("not sent: 5 requests were waiting or in progress"),)
 
 
 async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
@@ -268,7 +268,7 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
     assert result.overloaded
     assert result.begin_s == 0.0
     assert result.end_s == pytest.approx(2.5, abs=0.1)
-    assert result.errors == (timed_out("given up 1.5 s after the end of the load"),)
+    assert result.errors == (timed_out("abandoned 1.5 s after the end of the load"),)
     assert np.count_nonzero(result.error >= 0) == pytest.approx(50, abs=5)
     assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
     assert np.all(np.diff(result.end) >= 0)
@@ -359,7 +359,7 @@ async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age
     async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
         spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)
         result = await run_load(target(stand.url), spec)
-    assert result.errors == (timed_out("no answer within 0.4 s"),)
+    assert result.errors == (timed_out("no response within 0.4 s"),)
     assert result.elapsed_s < 0.6
 
 

@@ -16,7 +16,7 @@ from triton_pipelines.tools.loadgen.request_failure import RequestFailureKind, e
         ("UNAVAILABLE: Request timeout expired", False, RequestFailureKind.REJECTED),
         ("DEADLINE_EXCEEDED: Request timeout expired", True, RequestFailureKind.REJECTED),
         ("DEADLINE_EXCEEDED: Deadline Exceeded", True, RequestFailureKind.TIMED_OUT),
-        ("500 Internal Server Error: no answer within 30 s", False, RequestFailureKind.ERROR),
+        ("500 Internal Server Error: no response within 30 s", False, RequestFailureKind.ERROR),
     ],
 )
 def test_an_error_response_is_classified(

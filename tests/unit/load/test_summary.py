@@ -103,8 +103,8 @@ def test_nothing_answered_is_no_number() -> None:
             "requests/s differs by 20% between windows",
         ),
         ([(100, 0.010), (100, 0.010), (100, 0.016)], False, "p99 differs by 33% between windows"),
-        ([(100, 0.010), (100, 0.010), (0, math.nan)], False, "a window without an answer"),
-        ([(0, math.nan)] * 3, False, "a window without an answer"),
+        ([(100, 0.010), (100, 0.010), (0, math.nan)], False, "a window without a response"),
+        ([(0, math.nan)] * 3, False, "a window without a response"),
     ],
 )
 def test_windows_that_differ_by_more_than_a_tenth_are_not_stable(

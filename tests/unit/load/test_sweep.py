@@ -98,7 +98,7 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
     assert [len(item.runs) for item in found] == [2, 2]
     # The first request was given up after 0.15 s, and the server was busy with it for 0.4 s: nobody
     # else paid for that.
-    assert dict(found[0].errors) == {"no answer within 0.15 s": 1}
+    assert dict(found[0].errors) == {"no response within 0.15 s": 1}
     assert not found[1].errors
     assert ends[0] >= server.freed > 0
     assert found[1].median("requests_per_s") > 0

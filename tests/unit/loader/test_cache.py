@@ -180,7 +180,7 @@ def test_what_was_used_lately_is_never_evicted(small: FileCache, tmp_path: Path)
     assert small.take(cache_key("d"), tmp_path / "target") is None
     finding = small.finding()
     assert finding is not None
-    assert "has no room for 300 B (300 B more would have to be free)" in finding.message
+    assert "does not have 300 B of free space (300 B more are needed)" in finding.message
 
 
 def test_a_reader_keeps_its_file_when_another_pod_evicts_it(

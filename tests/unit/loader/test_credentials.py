@@ -97,7 +97,7 @@ def test_the_kubelets_choice_among_a_docker_configuration(tmp_path: Path) -> Non
         ('{"auths": {"r.example": {"auth": "!!"}}}', "auth of r.example is not base64"),
         (
             '{"auths": {"r.example": {"identitytoken": "x"}}}',
-            "has no user and password for r.example",
+            "has no username and password for r.example",
         ),
         ('{"auths": []}', "has no auths"),
         ("[]", "must contain a JSON object"),

@@ -91,7 +91,7 @@ def test_a_source_map_of_the_environment_reads_no_files_of_the_container(mounts:
         "s3://bucket/secret",
         {"TRITONPIPE_SOURCE_MAP": rule, "HTTPS_PROXY": "http://127.0.0.1:1"},
     )
-    assert "ignored variables of the environment: TRITONPIPE_SOURCE_MAP" in log
+    assert "ignored environment variables: TRITONPIPE_SOURCE_MAP" in log
     assert "mapped to" not in log
 
 

@@ -394,11 +394,11 @@ def test_a_plan_without_adapted_files_keeps_the_bytes_it_had_before_there_were_a
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"path": None}, "name either path, or model and file"),
-        ({"model": "model", "file": "model.onnx"}, "name either path, or model and file"),
+        ({"path": None}, "set either path, or both model and file"),
+        ({"model": "model", "file": "model.onnx"}, "set either path, or both model and file"),
         ({"inputs": []}, "at least 1 item"),
-        ({"inputs": [{"name": "a"}, {"name": "a"}]}, "input named twice: a"),
-        ({"tokenOutputs": ["h", "h"]}, "token output named twice: h"),
+        ({"inputs": [{"name": "a"}, {"name": "a"}]}, "input is listed twice: a"),
+        ({"tokenOutputs": ["h", "h"]}, "token output is listed twice: h"),
         ({"maxLength": 0}, "greater than or equal to 1"),
     ],
 )

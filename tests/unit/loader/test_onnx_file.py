@@ -317,7 +317,7 @@ def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
 def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(
     tmp_path: Path, location: str
 ) -> None:
-    with pytest.raises(ValueError, match="keeps data of tensor w in"):
+    with pytest.raises(ValueError, match="stores the data of tensor w in"):
         read_onnx(external(tmp_path / "model.onnx", location))
 
 

@@ -344,7 +344,7 @@ def test_a_source_never_overwrites_what_the_operator_writes(path: str) -> None:
     item = model()
     made = layout(item)
     made.found(item, (2,))
-    with pytest.raises(LoaderError, match="written by the operator itself") as raised:
+    with pytest.raises(LoaderError, match="the operator writes") as raised:
         made.place(item, path, "spec.model.source s3://b/k")
     assert raised.value.message.startswith("spec.model.source s3://b/k: contains ")
 

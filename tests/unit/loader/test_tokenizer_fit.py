@@ -84,7 +84,7 @@ def test_rows_longer_than_the_positions(file: Path, places: Places) -> None:
         (misfit,) = found(file, wanted=tokens(wanted, types=True))
         assert misfit == TokenizerMismatch(
             f"hf://org/model accepts rows of at most {most} tokens, but "
-            f"spec.tokenizer.maxLength lets the tokenizer send {wanted}; "
+            f"spec.tokenizer.maxLength allows the tokenizer to send {wanted}; "
             f"set spec.tokenizer.maxLength to at most {most}",
             "spec.tokenizer.maxLength",
         )

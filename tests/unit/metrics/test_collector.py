@@ -195,7 +195,7 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
         found = sample((await made.collect(expected("a", "b")))[KEY])
         assert set(found.pods) == {"a"}
         assert (
-            "1 of 2 pods give no usable samples; b: the newest scrape is 15 s old, more than 12 s"
+            "1 of 2 pods have no usable samples; b: the newest scrape is 15 s old, more than 12 s"
             in found.notes[0]
         )
         stand.now = 1020.0
@@ -239,7 +239,8 @@ async def test_another_clock_is_allowed_for_and_said(stand: Stand, url: str) -> 
         found = sample((await made.collect(expected()))[KEY])
     assert [scrape.at for scrape in found.pods["a"].scrapes] == [695.0, 700.0]
     assert found.notes == (
-        "the clock of Prometheus is 300 s ahead of the operator's, which is allowed for",
+        "the clock of Prometheus is 300 s ahead of the operator's; the operator "
+        "compensates for the difference",
     )
 
 
@@ -342,10 +343,10 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
             "HTTP 503: timeout: query timed out",
         ),
         (Response(401, {}, b"no"), "HTTP 401: the credentials are missing or not accepted"),
-        (Response(404, {}, b""), "is the path prefix right"),
+        (Response(404, {}, b""), "is the path prefix correct"),
         (
             Response(302, {"Location": "https://login/"}, b""),
-            "redirects to https://login/, which is not followed",
+            "redirects to https://login/, and redirects are not followed",
         ),
         (
             Response(200, {}, b'{"status":"error","errorType":"bad_data","error":"no"}'),
@@ -396,9 +397,10 @@ async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanw
     connection = Connection.model_validate({"url": url, "timeoutSeconds": 0.5})
     async with PrometheusCollector(connection) as made:
         assert (
-            "no whole answer within 0.5 s" in failure((await made.collect(expected()))[KEY]).message
+            "no complete response within 0.5 s"
+            in failure((await made.collect(expected()))[KEY]).message
         )
-        assert "has not come back yet" in failure((await made.collect(expected()))[KEY]).message
+        assert "has not finished yet" in failure((await made.collect(expected()))[KEY]).message
         assert len(stand.queries) == 1
         released.set()
         stand.before = lambda request, query: None
@@ -431,7 +433,7 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
         ) as made,
     ):
         said = failure((await made.collect(expected()))[KEY])
-        assert "no whole answer within 0.5 s" in said.message
+        assert "no complete response within 0.5 s" in said.message
         running = made._running
         assert running is not None
         async with asyncio.timeout(5):

@@ -74,7 +74,7 @@ def test_one_url_is_the_connection_default() -> None:
         ),
         ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url: is not an http or https URL"),
         ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url: is not a URL"),
-        ("connections: [{url: 'http://a/?q=1'}]", "has a query or fragment"),
+        ("connections: [{url: 'http://a/?q=1'}]", "contains a query or fragment"),
         ("connections: [{url: 'http://a/api/v1/'}]", "ends in /api/v1"),
         ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "unencrypted over http"),
         (
@@ -82,11 +82,11 @@ def test_one_url_is_the_connection_default() -> None:
                 "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: "
                 "/u, passwordFile: /p}}]"
             ),
-            "give one",
+            "cannot be combined; remove one",
         ),
         (
             "connections: [{url: 'https://a', tls: {certFile: /c}}]",
-            r"connections\[0\].tls: certFile and keyFile belong together",
+            r"connections\[0\].tls: certFile and keyFile must be set together",
         ),
         ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "use https"),
         (
@@ -103,14 +103,14 @@ def test_one_url_is_the_connection_default() -> None:
         ),
         ("connections: [{url: 'https://a', tenant: {}}]", "exactly one of value and valueFile"),
         ("connections: [{url: 'https://a', tenant: {value: 'a b'}}]", "printable ASCII"),
-        ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b' is no label name"),
+        ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b' is not a label name"),
         (
             "connections: [{url: 'https://a', matchers: {pod: x}}]",
-            "pod is a label that the operator matches itself",
+            "pod the operator sets this label itself; remove it from matchers",
         ),
         (
             "connections: [{url: 'https://a', labels: {pod: __name__}}]",
-            r"connections\[0\].labels.pod: '__name__' is no label name",
+            r"connections\[0\].labels.pod: '__name__' is not a label name",
         ),
         (
             "connections: [{url: 'https://a', timeoutSeconds: 0.1}]",
@@ -189,8 +189,8 @@ def test_basic_and_tenant_from_files(tmp_path: Path) -> None:
     [
         (None, "bearerTokenFile: .*token cannot be read: No such file"),
         (b"\n", "is empty"),
-        (b"two words", "a header cannot carry"),
-        (b"line\r\nX-Evil: 1", "a header cannot carry"),
+        (b"two words", "not allowed in a header"),
+        (b"line\r\nX-Evil: 1", "not allowed in a header"),
         (b"\xff\xff", "is not text"),
         (b"x" * (SECRET_BYTES_MAX + 1), "is longer than"),
     ],

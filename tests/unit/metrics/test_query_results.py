@@ -84,7 +84,7 @@ def test_an_absurd_value_is_a_problem_of_that_pod(value: str) -> None:
     except QueryResultError:
         assert value in ("", "x")
         return
-    assert "which no counter can be" in seen.problem
+    assert "which is not a valid counter value" in seen.problem
     assert seen.scrapes == ()
 
 
@@ -103,7 +103,7 @@ def test_a_partial_newest_scrape_is_left_out_and_said() -> None:
     del result[0]["values"][1]
     seen = read(result)
     assert [scrape.at for scrape in seen.scrapes] == [100.0]
-    assert "lacks nv_inference_request_success" in seen.problem
+    assert "has no nv_inference_request_success" in seen.problem
 
 
 def test_a_model_that_is_not_loaded() -> None:
@@ -147,7 +147,7 @@ def test_namesakes_are_told_apart_by_the_pods_address() -> None:
         one["metric"]["instance"] = "10.9.9.9:8002"
     seen = read([*foreign, *whole(cluster="one", instance="10.1.1.1:8002")], "10.1.1.1:8002")
     assert [scrape.models["model"].success for scrape in seen.scrapes] == [3, 4]
-    assert "namesakes" in seen.note
+    assert "has the same name as other targets" in seen.note
     assert read([*foreign, *whole(cluster="one", instance="10.1.1.1:8002")]).problem
 
 
@@ -167,7 +167,7 @@ def test_a_target_that_has_gone_does_not_count() -> None:
 
 
 def test_the_same_series_twice_is_a_problem() -> None:
-    assert read([*whole(), whole()[0]]).problem == "the same series appears twice"
+    assert read([*whole(), whole()[0]]).problem == "the same series occurs twice"
 
 
 @given(st.lists(JSON, max_size=4), st.sampled_from(["matrix", "vector", "scalar", "string", ""]))

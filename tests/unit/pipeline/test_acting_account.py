@@ -41,9 +41,9 @@ def test_account(declared: str | None, options: Options, account: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (OFF, "with its own account; remove this field, or ask the operator's administrator for"),
+        (OFF, "with its own account; remove this field, or ask the operator's administrator to"),
         (OFF, "--impersonated-service-accounts=admin"),
-        (LISTED, "admin is not a service account in whose name the operator may write (deployer)"),
+        (LISTED, "admin is not a service account that the operator can impersonate (deployer)"),
         (DEFAULT, "(writer, deployer); use one of these, or ask"),
     ],
 )

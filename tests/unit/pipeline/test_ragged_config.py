@@ -97,7 +97,7 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS],
             [replace(LOGITS, data_type=DataType.STRING)],
-            "output logits is STRING, which has no value that can mark a row",
+            "output logits is STRING, a type that has no value to mark rejected rows",
         ),
     ],
 )

@@ -40,7 +40,7 @@ HINDRANCES: dict[str, tuple[dict[str, Any], str]] = {
         "several versions",
     ),
     "patched": ({"configPatch": {"batchInput": []}}, "configPatch sets batchInput"),
-    "no mask": ({"inputs": [IDS]}, "it reads no attention mask"),
+    "no mask": ({"inputs": [IDS]}, "it does not read an attention mask"),
     "own words": (
         {"inputs": [IDS, {**MASK, "ragged": "Disabled"}]},
         "its input attention_mask sets ragged or optional",
@@ -105,7 +105,8 @@ def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> No
     )
     assert told(fixed) == (
         "Fixed",
-        "Auto: spec.model: its inputs are declared with one length, so every row has 512 tokens",
+        "Auto: spec.model: its inputs are declared with a fixed length, so every row has "
+        "512 tokens",
     )
 
 

@@ -35,7 +35,7 @@ LIBRARY = {"source": {"uri": "s3://b/lib.so", "revision": "1"}}
                 },
             },
             "sequenceBatching.controls[0].dataType",
-            "fails every request",
+            "every request to the Python backend fails",
         ),
         (
             {

@@ -59,7 +59,7 @@ def test_what_clients_read() -> None:
         == f"output logits is FP64, declared FP32 {MADE}"
     )
     for fault in (
-        "is missing from the answer",
+        "is missing from the response",
         "has 1 rows for 2 rows of input",
         "has shape [2, 3, 1], declared [-1, 2]",
         "is empty: shape [2, 0]",

@@ -75,4 +75,7 @@ async def test_a_missing_permission_is_reported_with_its_remedy() -> None:
     assert told["Ready"] == ("False", "PermissionDenied")
     message = status["conditions"][0]["message"]
     assert message.startswith("ConfigMap sentiment-")
-    assert "service account nlp/writer may not create, update, patch, delete configmaps" in message
+    assert (
+        "service account nlp/writer is not allowed to create, update, patch, delete configmaps"
+        in message
+    )

@@ -6,24 +6,49 @@ import datetime as dt
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.support import builders
-from tests.support.certificates import Authority
-from tests.support.worlds import START, World
+from tests.support.certificates import CLIENT, SERVER, Authority
+from tests.support.worlds import BAD, START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
+from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
 from triton_pipelines.controllers.pipeline.server_certificate import (
     ServerCertificate,
     read_certificate,
 )
-from triton_pipelines.controllers.pipeline.tls_trust import TlsTrust, tls_trust
+from triton_pipelines.controllers.pipeline.tls_trust import NO_TLS, TlsTrust, tls_trust
 
 AUTHORITY = Authority(START)
 TLS = {"tls": {"secretName": "certs"}}
 PROBLEM = "spec.server.tls.secretName: Secret certs: key tls.crt is missing or empty; add it"
 
 
+OTHER = Authority(START, "another authority")
+# Changes of the spec that cannot be acted on: a rule of the schema, a check, a missing source.
+REFUSED: dict[str, dict[str, Any]] = {
+    "schema": {"tokenizer": {"maxLength": "many"}},
+    "check": {"postprocess": {"labels": ["a", "b", "c"]}},
+    "missing": {"tokenizer": {"maxLength": 64}},
+}
+
+
 def certificate(mode: TlsMode = TlsMode.SIMPLE) -> ServerCertificate:
     return read_certificate(AUTHORITY.secret(), "certs", mode)
+
+
+def other_certificate() -> ServerCertificate:
+    return read_certificate(OTHER.secret(), "other", TlsMode.SIMPLE)
+
+
+def name_another_secret(world: World, **spec: Any) -> ServerCertificate:
+    """The spec now names another Secret; return the certificate in the first one."""
+    assert world.certificate is not None
+    before, world.certificate = world.certificate, other_certificate()
+    world.other_certificates = (before,)
+    world.change(server={"tls": {"secretName": "other"}}, **spec)
+    return before
 
 
 def serving(**spec: Any) -> World:
@@ -71,10 +96,34 @@ def test_pods_of_both_certificates_are_trusted_until_the_old_ones_are_gone() -> 
     identity = trust.identity(pod)
     assert identity is not None
     assert identity.name == old.name
+    assert identity.alternatives == ()  # the host name is the same
     world.settle()
     trust = tls_trust(world.observed(), TlsTrust())
     assert old.roots.encode() not in trust.roots
     assert set(world.state.certificate.roots) == {renewed.digest}
+
+
+@pytest.mark.parametrize("mode", TlsMode)
+def test_a_pod_may_present_a_renewed_certificate_before_it_is_rolled_out(mode: TlsMode) -> None:
+    """The volume of a running pod is updated, and Triton reads it when its container restarts."""
+    world, usages = serving(), [SERVER, CLIENT]
+    before = AUTHORITY.secret("before.nlp.svc", usages=usages)
+    world.certificate = read_certificate(before, "certs", mode)
+    known = tls_trust(world.settle().observed(), NO_TLS)
+    world.may_roll = False
+    renewed = read_certificate(AUTHORITY.secret("after.nlp.svc", usages=usages), "certs", mode)
+    world.certificate = renewed
+    world.settle()
+    trust = tls_trust(world.observed(), known)
+    identity = trust.identity(world.observed().pods[0])
+    assert identity is not None
+    assert (identity.name, identity.client) == (
+        "before.nlp.svc",
+        next(iter(known.clients.values()), None),
+    )
+    assert [(one.name, one.client) for one in identity.alternatives] == [
+        ("after.nlp.svc", renewed.client)
+    ]
 
 
 def test_rotations_of_many_pipelines_wait_for_each_other() -> None:
@@ -128,6 +177,96 @@ def test_tls_is_switched_on_and_off_like_any_other_setting() -> None:
     assert digests(world) == {""}
 
 
+@pytest.mark.parametrize("how", REFUSED)
+def test_a_spec_that_cannot_be_acted_on_rolls_no_other_secret_out(how: str) -> None:
+    world = serving()
+    pods = {pod.name for pod in world.pods}
+    world.missing_sources = (
+        {"model": "ConfigMap weights does not exist"} if how == "missing" else {}
+    )
+    serves = name_another_secret(world, **REFUSED[how])
+    world.settle()
+    assert {pod.name for pod in world.pods} == pods
+    assert digests(world) == {serves.digest}
+    roots = tls_trust(world.observed(), TlsTrust()).roots
+    assert roots == serves.roots.encode()
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_the_secret_that_pods_mount_is_renewed_while_the_spec_names_another(how: str) -> None:
+    world = serving()
+    world.missing_sources = (
+        {"model": "ConfigMap weights does not exist"} if how == "missing" else {}
+    )
+    name_another_secret(world, **REFUSED[how])
+    world.settle()
+    renewed = certificate()
+    world.other_certificates = (renewed,)
+    world.settle()
+    assert digests(world) == {renewed.digest}
+    assert tls_trust(world.observed(), TlsTrust()).roots == renewed.roots.encode()
+
+
+@pytest.mark.parametrize("tls", [{"secretName": "other"}, None], ids=["another Secret", "no TLS"])
+def test_a_rollback_returns_to_the_certificate_of_its_revision(tls: dict[str, Any] | None) -> None:
+    world = serving(rollout={"strategy": "NoSurge"})
+    pods, revision = {pod.name for pod in world.pods}, world.deployed
+    serves = name_another_secret(world)
+    world.certificate = other_certificate() if tls else None
+    world.change(server={"tls": tls}, tokenizer={"maxLength": 64}).step()
+    world.verdicts[world.status["revision"]] = BAD
+    world.other_certificates = ()  # unreadable for a while
+    world.settle()
+    assert world.told()["Ready"] == "False RolledBack"
+    assert (world.deployed, digests(world)) == (revision, {serves.digest})
+    # NoSurge stopped one of them.
+    assert len(pods & {pod.name for pod in world.pods}) == 1
+    renewed = certificate()
+    world.other_certificates = (renewed,)
+    world.settle()
+    assert digests(world) == {renewed.digest}
+
+
+def test_another_secret_is_rolled_out_with_its_revision() -> None:
+    world = serving()
+    name_another_secret(world)
+    first = world.step()
+    world.settle()
+    assert world.certificate is not None
+    assert digests(world) == {world.certificate.digest}
+    assert "CertificateChanged" not in [event.reason for event in first.action_events]
+    assert tls_trust(world.observed(), TlsTrust()).roots == world.certificate.roots.encode()
+    assert dict(world.state.certificate.digests) == {"other": world.certificate.digest}
+
+
+def test_a_new_revision_does_not_wait_for_the_turn_of_a_renewal() -> None:
+    world = serving()
+    world.may_roll = False
+    world.certificate = renewed = certificate()
+    first = world.change(tokenizer={"maxLength": 64}).step()
+    assert "CertificateChanged" not in [event.reason for event in first.action_events]
+    assert digests(world.settle()) == {renewed.digest}
+
+
+def test_nothing_is_kept_of_certificates_after_tls() -> None:
+    world = serving()
+    world.certificate = None
+    world.change(server={"tls": None}).settle()
+    assert world.state.certificate == CertificateState()
+    assert tls_trust(world.observed(), TlsTrust(b"PEM")) == NO_TLS
+
+
+def test_pods_stay_if_record_and_secret_are_both_gone() -> None:
+    world = serving()
+    before = digests(world)
+    pods = {pod.name for pod in world.pods}
+    del world.children["ConfigMap", names.live_name(world.name)]
+    world.certificate, world.certificate_problem = None, PROBLEM
+    world.change(replicas=3).settle()
+    assert digests(world) == before
+    assert pods < {pod.name for pod in world.pods}
+
+
 def test_a_late_renewal_is_in_the_status() -> None:
     world = serving()
     assert world.certificate is not None
@@ -141,9 +280,9 @@ def test_a_client_certificate_outlives_an_unreadable_secret_in_memory() -> None:
     world = serving()
     world.certificate = certificate(TlsMode.MUTUAL)
     known = tls_trust(world.observed(), TlsTrust())
-    assert known.key
+    assert list(known.clients) == [world.certificate.digest]
     world.certificate = None
-    assert tls_trust(world.observed(), known).key == known.key
+    assert tls_trust(world.observed(), known).clients == known.clients
     assert "PRIVATE" not in repr(known)
     live = world.children["ConfigMap", names.live_name(world.name)]
     assert "PRIVATE" not in str(live)

@@ -379,13 +379,13 @@ def test_being_suspended_is_not_yet_suspended() -> None:
         "Available": "True Serving",
         "Reconciling": "True Draining",
     }
-    assert "1 pods are still to be deleted" in scene.message()
+    assert "1 pods have not been deleted yet" in scene.message()
 
 
 def test_more_pods_than_wanted_is_not_ready_yet() -> None:
     scene = Scene(replicas=1).pod(ready=True).pod(ready=True)
     assert scene.told()["Ready"] == "False Draining"
-    assert "1 surplus pods are still to be deleted" in scene.message()
+    assert "1 surplus pods have not been deleted yet" in scene.message()
 
 
 def test_no_replicas_wanted() -> None:
@@ -544,7 +544,7 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
     ("code", "words"),
     [
         (1, "exit code 1)"),
-        (136, "exit code 136 (SIGFPE): before release 25.07, a client that requests"),
+        (136, "exit code 136 (SIGFPE): in releases before 25.07, a request"),
         (137, "exit code 137 (SIGKILL))"),
         (255, "exit code 255)"),
     ],

@@ -303,12 +303,12 @@ def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
     who = " and ".join(sorted(manager or UNNAMED_SCALER for manager in managers))
     assert limited(made)["message"].startswith(
-        f"{who} alternate in writing spec.replicas of this pipeline, "
+        f"{who} alternately write spec.replicas of this pipeline, "
     )
     assert (
-        "2 pods are kept" if spec else "the number of pods changes with each of them"
+        "2 pods are kept" if spec else "the number of pods changes with every write"
     ) in limited(made)["message"]
-    assert "remove replicas from what is applied" in limited(made)["message"]
+    assert "remove replicas from the manifest that is applied" in limited(made)["message"]
     # An autoscaler of a pipeline whose pods are scaling's is told from its first write.
     assert len(conflicts(done)) <= 2
     assert made.condition("Ready")["status"] == "True"
@@ -346,7 +346,7 @@ def test_an_autoscaler_whose_name_becomes_known_is_one_writer() -> None:
         declared(made, number, manager)
         passes(made, 4)
     assert limited(made)["message"].startswith(
-        f"argocd and {HPA} alternate in writing spec.replicas of this pipeline, "
+        f"argocd and {HPA} alternately write spec.replicas of this pipeline, "
     )
 
 

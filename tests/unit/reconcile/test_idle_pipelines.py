@@ -260,7 +260,7 @@ def test_rollouts_are_counted_without_reading_every_deployment(
 
     monkeypatch.setattr(deployment_progress, "is_rolling_out", is_rolling_out)
     for _ in range(10):
-        assert deployment_progress.rolling_pipelines(store) == set()
+        assert deployment_progress.rolling_pipelines(store, START) == set()
     assert len(read) == 100
 
 

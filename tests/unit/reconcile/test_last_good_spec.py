@@ -133,6 +133,7 @@ def test_a_rollout_that_has_begun_is_taken_back() -> None:
     world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
+    world.run_pods().step()  # the preflight passes
     new = world.deployed
     world.verdicts[new] = BAD
     spoiled(world).settle()

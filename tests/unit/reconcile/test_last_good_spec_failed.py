@@ -44,7 +44,7 @@ def taken_back(stored: bool) -> tuple[World, str]:
     ).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
-    failed = world.deployed
+    failed = world.status["revision"]
     world.verdicts[failed] = BAD
     world.settle()
     assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
@@ -90,6 +90,7 @@ def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(
     ).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
+    world.run_pods().step()  # the preflight passes
     failed = world.deployed
     world.verdicts[failed] = BAD
     spoil(world, how)

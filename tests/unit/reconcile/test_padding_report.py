@@ -95,8 +95,8 @@ def test_the_status_and_explain_say_it(
 @pytest.mark.parametrize(
     ("made", "ends"),
     [
-        (measured, "from now on for this spec."),
-        (waiting, "once that patch is in the spec."),
+        (measured, "for this spec from now on."),
+        (waiting, "once the spec contains that patch."),
         (barred, "output logits is FP16, the spec says FP32"),
     ],
 )

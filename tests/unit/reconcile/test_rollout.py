@@ -148,7 +148,8 @@ def test_pods_that_the_api_server_refuses_are_told_of() -> None:
 
 
 def test_the_deadline_of_an_outdated_status_does_not_count() -> None:
-    world = served(rollout={"strategy": "NoSurge", "progressDeadlineSeconds": 60})
+    rollout = {"strategy": "NoSurge", "progressDeadlineSeconds": 60, "preflight": "Disabled"}
+    world = served(rollout=rollout)
     old = world.deployed
     world.change(**CHANGE).step()
     status = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
@@ -376,6 +377,12 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
     assert world.pass_time(9).step().requeue_after == 1.0
     assert world.serving
     world.pass_time(1).step()
+    assert (mode(world), world.told()["Ready"]) == ("surge 1", "False Preflight")
+    assert (
+        "no room for a second pod: the old pod is removed first"
+        in world.condition("Ready")["message"]
+    )
+    world.run_pods().step()
     assert mode(world) == "surge 0"
     assert (
         "no room for a second pod: the old pod is removed first"

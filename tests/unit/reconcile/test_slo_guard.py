@@ -298,8 +298,8 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
         item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"
     ]
     assert warning["message"] == (
-        "the p99 of the pods is not known: their metrics pages cannot be read; a revision "
-        "that violates the SLO is not rolled back"
+        "the p99 of the pods is not known: their metrics pages cannot be read; if the "
+        "revision violates the SLO, it is not rolled back"
     )
     world.latencies = None
     assert world.think().is_empty

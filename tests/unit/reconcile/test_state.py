@@ -108,7 +108,7 @@ FINDINGS = (Finding("spec.model", "one", Severity.WARNING), Finding("spec", "", 
 REPORTS = (
     WarningsState(("a", "b"), "2861b88211", FINDINGS, "no metrics", FINDINGS[:1]),
     ScalingReportState("the pods themselves", ("tokenizer", "cpu")),
-    CertificateState("0123", {"0123": "PEM"}, {"0123": "sentiment.nlp.svc"}),
+    CertificateState({"certs": "0123"}, {"0123": "PEM"}, {"0123": "sentiment.nlp.svc"}),
 )
 
 

@@ -55,8 +55,8 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     assert "patch" not in tuning
     assert tuning["gainPercent"] == 31
     assert tuning["message"] == (
-        "it is better Auto uses padding Bucketed 32, 128, with which it was measured, from "
-        "now on for this spec."
+        "it is better Auto uses padding Bucketed 32, 128, with which it was measured, for this "
+        "spec from now on."
     )
     world.settle()
     assert world.deployed != first
@@ -90,7 +90,7 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them() -> 
     run(world, BOTH).settle()
     tuning = world.status["tuning"]
     assert yaml.safe_load(tuning["patch"]) == {"spec": {"model": {"maxBatchSize": 16}}}
-    assert tuning["message"].endswith("once that patch is in the spec.")
+    assert tuning["message"].endswith("once the spec contains that patch.")
     assert world.deployed == first
     assert padding(world)[1].endswith(
         "; tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch "
@@ -267,7 +267,7 @@ def test_without_room_a_failed_rollout_of_a_choice_is_gone_back_from() -> None:
     first = world.deployed
     run(world, PADDING).step()
     world.step()
-    taken = world.deployed
+    taken = world.status["revision"]
     assert taken != first
     world.verdicts[taken] = BAD
     world.settle()

@@ -36,8 +36,8 @@ def proven(patch: dict[str, Any] = PADDING, **spec: Any) -> tuple[Tuning, str, s
     first = world.deployed
     run(world, patch).step()
     world.step()
-    assert world.deployed != first or patch is BOTH
-    return world, first, world.deployed
+    assert world.status["revision"] != first or patch is BOTH
+    return world, first, world.status["revision"]
 
 
 def taken_back(world: Tuning) -> list[str]:

@@ -50,7 +50,7 @@ def test_a_run_from_the_request_to_the_result() -> None:
     world.step()
     assert world.run == {
         "state": "Pending",
-        "message": "waits for a pod without client traffic",
+        "message": "is waiting for a pod without client traffic",
         "request": "monday",
     }
     assert [kind for kind, _ in sorted(world.left)] == [
@@ -219,7 +219,7 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
     world.change(slo=SLO).settle()
     assert world.run == {
         "state": "Pending",
-        "message": "waits for a pod without client traffic",
+        "message": "is waiting for a pod without client traffic",
         "request": "monday",
     }
     assert len(world.ours("Deployment")) == 1
@@ -230,7 +230,7 @@ def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judg
     world = Tuning(builders.document(), rendered=RENDERED).settle()
     world.change(slo=SLO, tuning={"request": "monday"}).settle()
     assert world.state.slo_guard.since, "it is watched all the same"
-    assert world.run["message"] == "waits for a pod without client traffic"
+    assert world.run["message"] == "is waiting for a pod without client traffic"
     assert len(world.ours("Deployment")) == 1
 
 
@@ -242,14 +242,14 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH_PERIOD
     assert world.run["message"] == (
-        f"waits until {rfc3339(until)}, because a measurement could disturb the latency of "
+        f"waits until {rfc3339(until)}, because a measurement could affect the latency of "
         f"revision {world.deployed}, which is watched until then"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()
     assert world.left == []
     world.pass_time(1).settle()
-    assert world.run["message"] == "waits for a pod without client traffic"
+    assert world.run["message"] == "is waiting for a pod without client traffic"
 
 
 def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:

@@ -191,7 +191,7 @@ def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
         then == "Thorough"
     )
     assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
-        f"request 'a': spec.tuning.mode is {then} now, and the run starts again"
+        f"request 'a': spec.tuning.mode is now {then}, so the run starts again"
     ]
     world.job_ends(json.dumps(RESULT))
     assert (world.run["state"], world.left) == ("Succeeded", [])
@@ -395,7 +395,7 @@ def test_a_canary_that_goes_ends_the_run(fate: Callable[[Tuning, Object], None])
     world.step()
     failed(
         world,
-        "which was measured, has ended (Evicted: The node was low"
+        "which was being measured, has terminated (Evicted: The node was low"
         if fate is evicted
         else "the measured pod no longer exists, or its server",
     )
@@ -483,7 +483,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     world.change(model={"maxBatchSize": -1})
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
-    failed(world, "the spec has become invalid during the run; correct it, then change spec")
+    failed(world, "the spec became invalid during the run; correct it, then change spec")
     assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().is_empty
@@ -495,7 +495,7 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     world = asked().measuring()
     del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
     world.change(model={"maxBatchSize": -1}).step()
-    failed(world, "the spec has become invalid during the run; correct it, then change spec")
+    failed(world, "the spec became invalid during the run; correct it, then change spec")
     assert world.left == []
 
 

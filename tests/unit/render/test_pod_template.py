@@ -229,17 +229,17 @@ OWNED: list[tuple[Any, str, str]] = [
     ({"metadata": None}, "metadata", "null would remove it entirely"),
     ({"spec": None}, "spec", "null would remove it entirely"),
     ({"kind": "Pod"}, "kind", "is not a field of a pod template"),
-    ({"spec": {"containers": None}}, "spec.containers", "null would remove those of the operator"),
+    ({"spec": {"containers": None}}, "spec.containers", "null would also remove the operator's"),
     (
         {"spec": {"initContainers": None}},
         "spec.initContainers",
-        "null would remove those of the operator",
+        "null would also remove the operator's",
     ),
-    ({"spec": {"volumes": None}}, "spec.volumes", "null would remove those of the operator"),
+    ({"spec": {"volumes": None}}, "spec.volumes", "null would also remove the operator's"),
     (
         {"spec": {"tolerations": None}},
         "spec.tolerations",
-        "null would remove what the GPU requires",
+        "null would remove settings that the GPU requires",
     ),
     ({"spec": {"replicas": 3}}, "spec.replicas", "use spec.replicas"),
     (

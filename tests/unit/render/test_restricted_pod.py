@@ -156,7 +156,7 @@ def test_ordinary_settings_stay_allowed(template: Any) -> None:
 def test_labels_and_annotations_are_on_a_list(part: str) -> None:
     template = {"metadata": {part: {"app": "payments"}}}
     (told,) = findings(template)
-    assert told.startswith(f"{FIELD}.metadata.{part}[app]: is not allowed: ")
+    assert told.startswith(f"{FIELD}.metadata.{part}[app]: is not allowed, because ")
     assert "--pod-metadata" in told
     assert findings(template, options(pod_metadata=("ap*",))) == []
     assert findings(template, options(pod_metadata=("example.com/*",))) == [told]
@@ -166,7 +166,7 @@ def test_labels_and_annotations_are_on_a_list(part: str) -> None:
 def test_service_accounts_are_on_a_list() -> None:
     changes: dict[str, Any] = {"server": {"serviceAccountName": "deployer"}}
     assert of_spec(**changes) == [
-        "spec.server.serviceAccountName: deployer is not a service account that pipelines may use"
+        "spec.server.serviceAccountName: deployer is not a service account that pipelines can use"
         " (default); use one of these, or ask the operator's administrator to add it to"
         " --service-accounts"
     ]
@@ -180,8 +180,8 @@ def test_service_accounts_are_on_a_list() -> None:
 
 
 SECRETS = [
-    ("sh.helm.release.v1.app.v1", "is a Helm release"),
-    ("deployer-token-x7k2p", "is the token of a service account"),
+    ("sh.helm.release.v1.app.v1", "is the Secret of a Helm release"),
+    ("deployer-token-x7k2p", "contains the token of a service account"),
     ("other-0123456789", "has the name of a pipeline's control key"),
 ]
 

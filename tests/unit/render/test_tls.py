@@ -13,6 +13,7 @@ from triton_pipelines.compile.graph.server_settings import without_tls
 from triton_pipelines.compile.render import tuning_objects
 from triton_pipelines.compile.render.network_policies import network_policy
 from triton_pipelines.compile.render.objects import service
+from triton_pipelines.compile.render.pod_volumes import mounted_tls
 
 SIMPLE = {"secretName": "certs"}
 MUTUAL = {"secretName": "certs", "mode": "Mutual"}
@@ -66,6 +67,20 @@ def test_the_secret_reaches_triton_alone(tls: dict[str, Any], keys: list[str]) -
     assert mounts == [(names.CONTAINER_SERVER, True)]
 
 
+@pytest.mark.parametrize("tls", [SIMPLE, MUTUAL, None])
+def test_a_pod_tells_its_tls(tls: dict[str, Any] | None) -> None:
+    one = built(server={"tls": tls})
+    assert mounted_tls(one.render().template) == one.pipeline.spec.server.tls
+
+
+def test_a_volume_that_was_edited_tells_nothing() -> None:
+    template = built(server={"tls": SIMPLE}).render().template
+    for volume in template["spec"]["volumes"]:
+        if volume["name"] == names.VOLUME_TLS:
+            volume["emptyDir"] = volume.pop("secret") and {}
+    assert mounted_tls(template) is None
+
+
 def test_clients_find_grpc_alone() -> None:
     one = built(server={"tls": SIMPLE})
     ports = {item["name"]: item for item in service(one.pipeline)["spec"]["ports"]}
@@ -82,7 +97,12 @@ def test_a_tuning_run_measures_the_same_server_in_plaintext(tls: dict[str, Any])
     one = built(server={"tls": tls})
     template = one.render().template
     canary = tuning_objects.canary(one.pipeline, "abcdefgh", template, 60)
-    (server,) = canary["spec"]["template"]["spec"]["containers"]
+    pod = canary["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    plain = pod_of(None)
+    assert not [text for text in ("certs", names.VOLUME_TLS, names.PATH_TLS) if text in str(pod)]
+    assert len(pod["volumes"]) == len(plain["volumes"])
+    assert server["volumeMounts"] == plain["containers"][0]["volumeMounts"]
     assert [item.split(":", 1)[0] for item in server["args"]] == [
         item.split(":", 1)[0] for item in arguments(None)
     ]

@@ -264,7 +264,7 @@ def test_a_gpu_that_something_else_uses_is_bound_too_and_the_disagreement_is_tol
 def test_a_busy_step_on_an_idle_gpu_is_told_too() -> None:
     done = decided(sample(Flow(rate=300), FULL, usage=PodUsage(NOW, gpu=0.2)), 5)
     assert done.verdict is Verdict.GPU_BOUND
-    assert "host code" in done.message
+    assert "code on the CPU" in done.message
 
 
 def test_without_gpu_figures_the_steps_own_time_decides() -> None:

@@ -131,7 +131,7 @@ def test_a_full_gpu_asks_for_pods_by_its_busy_share() -> None:
     grown = run(remembered(3), decision(Verdict.GPU_BOUND, count=1, gpu=0.96), 60, ready=3)
     assert (grown.count, grown.reason) == (
         4,
-        "GPUBound: the GPU step is full in every pod; the load needs 4 pods",
+        "GPUBound: the GPU step is fully utilized in every pod; the load needs 4 pods",
     )
 
 

@@ -238,7 +238,7 @@ def test_counts_wait_for_pods_and_cpu_but_not_for_ever() -> None:
     assert change_in_progress(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
     resizing = remembered(4250, last_change=NOW)
     uneven = replace(EVEN, uneven={"pod-a": "does not have 4250m yet"})
-    assert change_in_progress(resizing, uneven, NOW + 59) == "pods are getting another CPU limit"
+    assert change_in_progress(resizing, uneven, NOW + 59) == "the CPU limit of the pods is changing"
     assert change_in_progress(resizing, uneven, NOW + 61) == ""
     assert change_in_progress(resizing, EVEN, NOW + 5) == ""
 

@@ -51,7 +51,9 @@ def test_the_environment_puts_the_interpreter_first_and_keeps_the_rest() -> None
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DistributionError, match="nvidia-pytriton is not installed"):
+    with pytest.raises(
+        DistributionError, match="nvidia-pytriton, which contains the local Triton server, is not"
+    ):
         distribution.obtain(tmp_path)
 
 

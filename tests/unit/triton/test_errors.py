@@ -76,4 +76,4 @@ def test_a_reason_that_triton_keeps_to_its_log_is_pointed_at() -> None:
         "StatusCode.INTERNAL",
         "failed to load 'x', failed to poll from model repository",
     )
-    assert "the reason is in the pod's log" in str(error)
+    assert "for the reason, see the pod's log" in str(error)

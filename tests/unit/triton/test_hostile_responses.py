@@ -181,7 +181,7 @@ async def test_good_responses_are_accepted() -> None:
 
 async def test_the_client_says_why_a_response_is_not_used() -> None:
     async with pod(ModelConfig=EMPTY_GROUPS) as address, TritonClient(address) as client:
-        with pytest.raises(TooLargeError, match="512 KiB besides the data of tensors"):
+        with pytest.raises(TooLargeError, match="512 KiB in addition to the tensor data"):
             await client.model_config("m")
     async with pod(ModelConfig=b"\xff" * 20) as address, TritonClient(address) as client:
         with pytest.raises(RejectedError, match="not a message of Triton's protocol"):

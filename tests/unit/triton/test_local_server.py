@@ -106,7 +106,7 @@ def test_the_reason_is_taken_from_the_log(tmp_path: Path, log: str, reason: str)
 
 
 def test_a_missing_repository_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LocalTritonError, match="is not a folder: give the model repository"):
+    with pytest.raises(LocalTritonError, match="is not a folder; specify the model repository"):
         LocalTriton(tmp_path / "absent", ["p"], distribution=FOUND).start()
 
 

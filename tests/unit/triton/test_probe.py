@@ -44,14 +44,14 @@ def ones(*shape: int) -> Array:
     [
         ({"SCORE": ones(2, 1), "LABEL": LABELS}, None),
         ({"SCORE": ones(2, 1), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
-        ({"SCORE": ones(2, 1)}, "output LABEL is missing from the answer"),
+        ({"SCORE": ones(2, 1)}, "output LABEL is missing from the response"),
         (
             {"SCORE": np.array([[1], [np.nan]], np.float32), "LABEL": LABELS},
-            "output SCORE holds NaN",
+            "output SCORE contains NaN",
         ),
         (
             {"SCORE": np.array([[1], [-np.inf]], np.float32), "LABEL": LABELS},
-            "output SCORE holds infinity",
+            "output SCORE contains infinity",
         ),
         ({"SCORE": ones(1, 1), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
         ({"SCORE": ones(3, 1), "LABEL": LABELS}, "output SCORE has 3 rows for 2 rows of input"),
@@ -89,10 +89,10 @@ RAW = text_format.Parse(
     ("numbers", "fault"),
     [
         (np.array([[-np.inf, 0.5]], np.float32), None),  # masked logits
-        (np.array([[np.inf, 0.5]], np.float32), "output logits holds infinity"),
-        (np.array([[np.nan, 0.5]], np.float32), "output logits holds NaN"),
-        (np.array([[np.nan, 0.5]], np.float16), "output logits holds NaN"),
-        (np.array([[np.nan, 0.5]], ml_dtypes.bfloat16), "output logits holds NaN"),
+        (np.array([[np.inf, 0.5]], np.float32), "output logits contains infinity"),
+        (np.array([[np.nan, 0.5]], np.float32), "output logits contains NaN"),
+        (np.array([[np.nan, 0.5]], np.float16), "output logits contains NaN"),
+        (np.array([[np.nan, 0.5]], ml_dtypes.bfloat16), "output logits contains NaN"),
         (np.array([[-np.inf, 0.5]], ml_dtypes.bfloat16), None),
         (np.empty((1, 0), np.float32), None),  # nothing found in an image
     ],
@@ -116,7 +116,8 @@ def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() 
     assert told(CONFIG, asked, {"SCORE": ones(7)}) is None
     assert told(CONFIG, asked, {"SCORE": np.ones((1, 1))}) == "output SCORE is FP64, declared FP32"
     assert (
-        told(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)}) == "output SCORE holds NaN"
+        told(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)})
+        == "output SCORE contains NaN"
     )
 
 
@@ -384,7 +385,7 @@ PLACEHOLDERS = {
             "inference on 'sentiment' at 10.0.0.1:8001: no",
             id="refuses one as well",
         ),
-        pytest.param({"one": NAN}, [2, 1], "output SCORE holds NaN", id="answers one wrongly"),
+        pytest.param({"one": NAN}, [2, 1], "output SCORE contains NaN", id="answers one wrongly"),
         pytest.param(
             {"config": LLM, "two": PLACEHOLDERS, "one": PLACEHOLDERS},
             [2, 1],

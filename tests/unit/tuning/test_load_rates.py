@@ -267,13 +267,13 @@ def overload(
     ("failure", "late"),
     [
         (timed_out("given up 4 s after the end of the load"), True),
-        (timed_out("no answer within 30 s"), True),
+        (timed_out("no response within 30 s"), True),
         (timed_out("no free connection within 30 s"), True),
-        (rejected("not sent: 20000 requests were waiting or under way"), True),
+        (rejected("not sent: 20000 requests were waiting or in progress"), True),
         (error_response("DEADLINE_EXCEEDED: Deadline Exceeded", is_timeout=True), True),
         (error_response("503 Unavailable: [request id: x] Exceeds maximum queue size"), True),
         (error_response("UNAVAILABLE: Request timeout expired"), True),
-        (RequestFailure("the connection broke: Connection reset by peer"), False),
+        (RequestFailure("the connection was lost: Connection reset by peer"), False),
         (error_response("500 Internal Server Error: Stub process is not healthy"), False),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_request_that_is_lost_where_there_is_no_overload_is_a_fault_whatever_i
                 fine,
                 end=end,
                 error=np.where(lost, 0, -1),
-                errors=(timed_out("no answer within 30 s"),),
+                errors=(timed_out("no response within 30 s"),),
             )
         )
         assert (found.failed, found.late, found.faults) == (1, 0, 1)
@@ -327,10 +327,10 @@ async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() ->
     await GainVerification(run).verify()
     assert {one.setting.max_batch_size for one in run.measured} == {CURRENT.max_batch_size}
     assert any(
-        "is refused: output SCORE differs: values differ by up to 0.01" in note
+        "was rejected: output SCORE differs: values differ by up to 0.01" in note
         for note in run.notes
     )
-    assert len([note for note in run.notes if "is refused" in note]) == 1, (
+    assert len([note for note in run.notes if "was rejected" in note]) == 1, (
         "larger batches are as unlike: they are not tried one by one"
     )
     assert "refused" in run.decision.reason

@@ -130,10 +130,10 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
     async with server() as one:
         text = " ".join(one.notes)
         assert (
-            "model ran with max_batch_size 16 (8), a queue delay of 5000 us (0), instances: 3 (1)"
-            in text
+            "model was running with max_batch_size 16 (8), a queue delay of 5000 us (0), "
+            "instances: 3 (1)" in text
         )
-        assert "tokenizer ran with instances: 2 (1)" in text
+        assert "tokenizer was running with instances: 2 (1)" in text
         await one.apply(one.current)
         assert client.setting() == (8, 0, 8), "the current setting is the resource's"
         await one.apply(OTHER)
@@ -277,9 +277,9 @@ async def test_no_setting_is_measured_out_of_the_response_cache(client: StandIn)
     target = TuningTarget("127.0.0.1:1", lambda changed: build(changed, built.options))
     async with MeasuredServer(target, built.pipeline, built.graph) as one:
         (text,) = [note for note in one.notes if "cache" in note]
-        assert text.startswith(f"model, {PUBLIC}: the response cache is off") or text.startswith(
-            f"{PUBLIC}, model: the response cache is off"
-        )
+        assert text.startswith(
+            f"model, {PUBLIC}: the response cache is disabled"
+        ) or text.startswith(f"{PUBLIC}, model: the response cache is disabled")
         for setting in (one.current, OTHER):
             await one.apply(setting)
             assert not any(config.response_cache.enable for config in client.running.values())

@@ -323,8 +323,8 @@ def test_the_words_name_the_figures_and_what_became_of_it() -> None:
     assert f"Ragged {32 * 2e-2 * np.mean(LENGTHS):.1f} ms in batches of 1, " in describe(
         ranking(StepCost(0.0, 0.0, 0.0, 2e-5), FIXED)
     )
-    assert "no gain of the whole pipeline is verified" in text
-    assert "Ragged is cheapest, and verified on the server" in describe(found, RAGGED)
+    assert "no gain was verified for the whole pipeline" in text
+    assert "Ragged is cheapest, and this was verified on the server" in describe(found, RAGGED)
     assert "not recommended: output LABEL differs" in describe(
         found, refused="output LABEL differs"
     )

@@ -297,7 +297,7 @@ def test_a_proven_padding_is_in_the_patch_and_in_the_status() -> None:
     judged = ranking(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
     made = reported(judged, BatchingSetting(64, 0, 1, 1, RAGGED))
     assert made.patch == {"spec": {"tokenizer": {"padding": "Ragged"}}}
-    assert "Ragged is cheapest, and verified on the server" in made.advice
+    assert "Ragged is cheapest, and this was verified on the server" in made.advice
     status = status_of(made)
     assert status["padding"].startswith("Ragged is cheapest: Ragged ")
     assert "Fixed" in status["padding"]

@@ -254,7 +254,7 @@ def test_advice_names_what_limits() -> None:
     even = replace(
         PIPE, lengths=(32,), stages=(TOKENIZER, replace(MODEL, cost=StepCost(1e-4, 0.0, 5e-4, 0.0)))
     )
-    assert "Larger batches gain little" in advise(even, seen(0.2, 0.9), True, 4, False).text
+    assert "Larger batches have little effect" in advise(even, seen(0.2, 0.9), True, 4, False).text
     stretched = replace(
         even, stages=(TOKENIZER, replace(MODEL, cost=even.stages[1].cost.stretched(1.6)))
     )
@@ -272,14 +272,14 @@ def test_a_step_that_hardly_computes_is_not_what_limits() -> None:
     found = advise(PIPE, idle, True, 0.85, False)
     assert found.bound is Bottleneck.QUEUE
     assert "tokenizer computes 8% of the time" in found.text
-    assert "More instances of it" not in found.text
+    assert "Add instances of this step" not in found.text
     slow = replace(
         PIPE, stages=tuple(replace(stage, cost=stage.cost.stretched(2.0)) for stage in PIPE.stages)
     )
     stretched = advise(slow, idle, False, 0.85, False)
     assert stretched.bound is Bottleneck.CPU
     assert "steps take 2 times as long as alone" in stretched.text
-    assert "More instances of it" not in stretched.text
+    assert "Add instances of this step" not in stretched.text
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -155,8 +155,8 @@ def lost(rate: float) -> SettingMeasurement:
 def test_a_machine_on_which_less_load_takes_longer_is_said_to_be_busy() -> None:
     assert any(
         (
-            "met the latency budget at 400 requests/s and exceeded it at 200: the machine is busy "
-            "with other work"
+            "met the latency budget at 400 requests/s and exceeded it at 200, because the "
+            "machine is busy with other work"
         )
         in note
         for note in report_of(None, unsteady=True).notes
@@ -187,10 +187,10 @@ def test_too_late_is_told_apart_from_failed() -> None:
 def test_too_few_answers_for_a_p99_are_told_with_what_would_be_enough() -> None:
     # 28.5 requests/s for 4 s are 114; 300 take 11 s.
     assert any(
-        "a point has only 114 answers" in note and "--seconds 11 " in note
+        "a point has only 114 responses" in note and "--seconds 11 " in note
         for note in report_of(None, share=0.05).notes
     )
-    assert not any("answers only" in note for note in report_of(None).notes)
+    assert not any("responses, which is too few" in note for note in report_of(None).notes)
 
 
 def report_on(built: builders.Built, points: list[SettingMeasurement]) -> TuningReport:

@@ -82,7 +82,7 @@ class PrometheusCollector:
         self._histories.keep(pods)
         self._looked_back &= pods
         if self._running is not None and not self._running.done():
-            return self._all_failed(wanted, "the last collection has not come back yet")
+            return self._all_failed(wanted, "the previous collection has not finished yet")
         if not pods:
             self._up = None
             return {
@@ -103,7 +103,7 @@ class PrometheusCollector:
             )
         except TimeoutError:
             return self._all_failed(
-                wanted, f"no whole answer within {self.connection.timeout_seconds:g} s"
+                wanted, f"no complete response within {self.connection.timeout_seconds:g} s"
             )
         if got.error:
             return self._all_failed(wanted, got.error)
@@ -184,7 +184,8 @@ class PrometheusCollector:
         else:
             said.append(
                 f"the clock of Prometheus is {abs(skew):.0f} s "
-                f"{'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
+                f"{'ahead of' if skew > 0 else 'behind'} the operator's; the operator "
+                "compensates for the difference"
             )
         return CollectionEvidence(
             now=got.server,
@@ -235,7 +236,7 @@ class PrometheusCollector:
         self, wanted: Mapping[PipelineKey, ExpectedPods], why: str
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         checks = (
-            "Check: 1. is it running, and does it answer "
+            "Check: 1. is it running, and does it respond at "
             f"{self.connection.url}/api/v1/query? 2. can the operator's pod reach it "
             f"(NetworkPolicy)? 3. is the connection configured correctly, in {CONNECTIONS}?"
         )

@@ -65,7 +65,8 @@ class ConnectionModel(BaseModel):
 def _label_name(value: str) -> str:
     if not _LABEL.fullmatch(value) or value.startswith("__"):
         raise ValueError(
-            f"{value!r} is no label name (letters, digits and _, not starting with a digit or __)"
+            f"{value!r} is not a label name; use letters, digits and _, and do not start "
+            "with a digit or __"
         )
     return value
 
@@ -93,7 +94,7 @@ class Tls(ConnectionModel):
     @model_validator(mode="after")
     def _pair(self) -> Self:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("certFile and keyFile belong together: give both or neither")
+            raise ValueError("certFile and keyFile must be set together; set both or neither")
         return self
 
 
@@ -114,7 +115,7 @@ class Tenant(ConnectionModel):
             raise ValueError(f"{value!r} is not a valid header name")
         if value.lower() in _OWN_HEADERS:
             raise ValueError(
-                f"{value} is a reserved header; give credentials in bearerTokenFile or basicAuth"
+                f"{value} is a reserved header; specify credentials in bearerTokenFile or basicAuth"
             )
         return value
 
@@ -123,14 +124,15 @@ class Tenant(ConnectionModel):
     def _value_can_be_sent(cls, value: str | None) -> str | None:
         if value is not None and not SENDABLE.fullmatch(value):
             raise ValueError(
-                "a header's value has printable ASCII characters only, no blanks, and is not empty"
+                "a header value must not be empty and must contain only printable ASCII "
+                "characters without spaces"
             )
         return value
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         if (self.value is None) == (self.value_file is None):
-            raise ValueError("exactly one of value and valueFile is needed")
+            raise ValueError("exactly one of value and valueFile is required")
         return self
 
 
@@ -179,7 +181,7 @@ class Connection(ConnectionModel):
     def _is_a_name(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
             raise ValueError(
-                f"{value!r} is not a valid name; use lower-case letters, digits and -, at most 63"
+                f"{value!r} is not a valid name; use at most 63 lowercase letters, digits and -"
             )
         return value
 
@@ -195,8 +197,8 @@ class Connection(ConnectionModel):
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "contains user information; give credentials in files, with basicAuth or "
-                "bearerTokenFile"
+                "contains user information; specify credentials in files, with basicAuth "
+                "or bearerTokenFile"
             )
         if (
             parts.scheme not in ("http", "https")
@@ -209,11 +211,11 @@ class Connection(ConnectionModel):
             )
         if parts.query or parts.fragment:
             raise ValueError(
-                "has a query or fragment; write only the base URL, with a path prefix at most"
+                "contains a query or fragment; use only the base URL and an optional path prefix"
             )
         base = value.rstrip("/")
         if base.endswith("/api/v1") or base.endswith("/api/v1/query"):
-            raise ValueError("ends in /api/v1; write only the base URL before it")
+            raise ValueError("ends in /api/v1; use only the base URL before it")
         return base
 
     @field_validator("matchers")
@@ -224,7 +226,7 @@ class Connection(ConnectionModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.bearer_token_file is not None and self.basic_auth is not None:
-            raise ValueError("bearerTokenFile and basicAuth exclude each other; give one")
+            raise ValueError("bearerTokenFile and basicAuth cannot be combined; remove one of them")
         plain = self.url.startswith("http://")
         if plain and self.tls != Tls():
             raise ValueError("tls is set, but url is http://; use https://")
@@ -246,7 +248,8 @@ class Connection(ConnectionModel):
         }
         if clash := sorted(own & set(self.matchers)):
             raise ValueError(
-                f"matchers: {', '.join(clash)} is a label that the operator matches itself"
+                f"matchers: {', '.join(clash)} the operator sets this label itself; remove "
+                "it from matchers"
             )
         return self
 

@@ -20,7 +20,7 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
         MetricsProblem.ERROR,
         (
             f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has "
-            f"{known}. Name one of these, or add it to {CONNECTIONS}"
+            f"{known}. Use one of these, or add it to {CONNECTIONS}"
         ),
         source_name(name),
     )
@@ -33,8 +33,8 @@ def unused_connection_note(name: str) -> str:
     """
     return (
         f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any "
-        "other. Leave the field out, or give the operator that "
-        f"connection with {CONNECTIONS}"
+        "other connection. Omit the field, or add the connection to the operator with "
+        f"{CONNECTIONS}"
     )
 
 

@@ -135,7 +135,7 @@ class DirectReader:
             if why := problems.get(key):
                 bad[pod] = (
                     MetricsProblem.MISSING,
-                    f"{why}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?",
+                    (f"{why}; can the operator reach port 8002 (NetworkPolicy, --allow-metrics)?"),
                 )
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
@@ -148,7 +148,7 @@ class DirectReader:
         if bad:
             pod, (_, why) = min(bad.items())
             note = (
-                f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable "
+                f"the metrics page of {len(bad)} of {len(one.pods)} pods contains no usable "
                 f"samples; {pod}: {why}"
             )
         if not pods:

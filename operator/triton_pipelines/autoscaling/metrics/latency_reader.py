@@ -90,8 +90,8 @@ class LatencyReader:
             found = latency_of(await self._client.page(address), model)
         except (TimeoutError, aiohttp.ClientError):
             return (
-                "the metrics pages of the pods cannot be read; check that the operator may reach"
-                " port 8002 (NetworkPolicy, --allow-metrics)"
+                "the metrics pages of the pods cannot be read; check that the operator can "
+                "reach port 8002 (NetworkPolicy, --allow-metrics)"
             )
         except MetricsPageError as error:
             return f"a metrics page {error.problem}"

@@ -162,5 +162,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 def _sane(name: str, value: float) -> float:
     if not math.isfinite(value) or value < 0:
-        raise MetricsPageError(f"{name} is {value}, which no counter or gauge of Triton's can be")
+        raise MetricsPageError(
+            f"{name} is {value}, which is not a valid value of a Triton counter or gauge"
+        )
     return value

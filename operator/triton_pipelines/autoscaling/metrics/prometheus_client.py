@@ -149,7 +149,7 @@ class Prometheus:
         return self._client
 
     def _late(self) -> str:
-        return f"no whole answer within {self._connection.timeout_seconds:g} s"
+        return f"no complete response within {self._connection.timeout_seconds:g} s"
 
     def _refused(self) -> str:
         """Describe a response with a status other than 200."""
@@ -164,13 +164,13 @@ class Prometheus:
             )
         if 300 <= answer.status_code < 400:
             return (
-                f"{said}: it redirects to {answer.location or 'another address'}, which is not "
-                "followed; give the final address as url"
+                f"{said}: it redirects to {answer.location or 'another address'}, and "
+                "redirects are not followed; set url to the final address"
             )
         if answer.status_code == 404:
             return (
-                f"{said}: nothing answers at {self._connection.url}/api/v1/query; is the path "
-                "prefix right?"
+                f"{said}: no API at {self._connection.url}/api/v1/query; is the path prefix "
+                "correct?"
             )
         return said + answer.detail()
 
@@ -179,11 +179,11 @@ class Prometheus:
         chain = list(_causes(error))
         if _has(chain, ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError):
             return (
-                f"TLS: {_tls_detail(chain)}; tls.caFile names the authority, tls.certFile and "
-                "tls.keyFile the own certificate"
+                f"TLS: {_tls_detail(chain)}; tls.caFile contains the certificate authority, "
+                "and tls.certFile and tls.keyFile contain the client certificate"
             )
         if _has(chain, socket.gaierror, urllib3.exceptions.NameResolutionError):
-            return "the name of its host cannot be resolved"
+            return "its host name cannot be resolved"
         system = next(
             (
                 one.strerror
@@ -327,9 +327,13 @@ def _parsed(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise PrometheusError("its response is not JSON; is url that of a Prometheus?") from None
+        raise PrometheusError(
+            "its response is not JSON; is url the address of a Prometheus server?"
+        ) from None
     if not isinstance(document, dict):
-        raise PrometheusError("its response is not a JSON object; is url that of a Prometheus?")
+        raise PrometheusError(
+            "its response is not a JSON object; is url the address of a Prometheus server?"
+        )
     return document
 
 

@@ -86,7 +86,7 @@ def counters(
         QueryResultError: The result has another shape.
     """
     if kind != "matrix":
-        raise QueryResultError(f"gives a {kind} where raw samples were asked for")
+        raise QueryResultError(f"returned a {kind} instead of raw samples")
     found: dict[PodKey, dict[_Series, list[_Found]]] = {}
     namespace, pod = labels.namespace, labels.pod
     try:
@@ -212,7 +212,7 @@ def _gpu(found: Mapping[str, Mapping[PodKey, float]], pod: PodKey) -> float | No
 
 def _vector(kind: str, result: Sequence[Any]) -> Sequence[Any]:
     if kind != "vector":
-        raise QueryResultError(f"gives a {kind} where a vector was asked for")
+        raise QueryResultError(f"returned a {kind} instead of a vector")
     return result
 
 
@@ -249,8 +249,8 @@ def _seen(
             if not 0 <= value < math.inf:
                 return PodSeries(
                     problem=(
-                        f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which no counter "
-                        "can be"
+                        f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which is "
+                        "not a valid counter value"
                     )
                 )
             row = rows.setdefault(_time(at), {}).setdefault(model, [0.0] * len(_ORDER))
@@ -269,7 +269,7 @@ def _seen(
 
 def _time(at: Any) -> float:
     if not math.isfinite(at):
-        raise QueryResultError("has a sample without a time")
+        raise QueryResultError("contains a sample without a timestamp")
     return float(at)
 
 
@@ -281,8 +281,8 @@ def _lacking(masks: Mapping[str, int]) -> str:
             return f"no series of model {model}; is it loaded?"
         if missing:
             return (
-                f"model {model} lacks {', '.join(missing)}; does a relabelling or a partial "
-                "answer drop them?"
+                f"model {model} has no {', '.join(missing)}; does a relabeling rule or a "
+                "partial response drop these series?"
             )
     return ""
 
@@ -307,7 +307,7 @@ def _one_target(
     names = _differing(live)
     if not names:
         if any(len(several) > 1 for several in live.values()):
-            return {}, "", "the same series appears twice"
+            return {}, "", "the same series occurs twice"
         return live, "", ""
     parts: dict[tuple[str, ...], dict[_Series, list[_Found]]] = {}
     for series, several in live.items():
@@ -334,8 +334,8 @@ def _one_target(
         return (
             parts[mine[0]],
             (
-                f"has namesakes ({said}); the one at {address} is taken. Set matchers in the "
-                "connection"
+                f"has the same name as other targets ({said}); the one at {address} is "
+                "used. Set matchers in the connection"
             ),
             "",
         )
@@ -343,8 +343,8 @@ def _one_target(
         {},
         "",
         (
-            f"several targets have its name ({said}); say in the connection's matchers which is "
-            "meant, such as cluster"
+            f"several targets have its name ({said}); select one of them with matchers in "
+            "the connection, for example by cluster"
         ),
     )
 

@@ -89,7 +89,7 @@ def assess_sample(
     notes = list(seen.said)
     if bad:
         pod, (_, why) = next(iter(sorted(bad.items())))
-        notes.append(f"{len(bad)} of {len(keys)} pods give no usable samples; {pod}: {why}")
+        notes.append(f"{len(bad)} of {len(keys)} pods have no usable samples; {pod}: {why}")
     notes += sorted(
         {
             f"{pod} {seen.notes[expected.namespace, pod]}"
@@ -117,8 +117,8 @@ def _wrong(
         return (
             MetricsProblem.STALE,
             (
-                f"the newest scrape is {ahead:.0f} s in the future; do the clocks of "
-                "Prometheus and its stores agree?"
+                f"the newest scrape is {ahead:.0f} s in the future; are the clocks of "
+                "Prometheus and its stores synchronized?"
             ),
         )
     scrapes = histories.scrapes(key)
@@ -148,8 +148,8 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
         "; the target is up"
         if seen.up[key]
         else (
-            "; Prometheus cannot scrape it (up is 0): may it reach port 8002 (NetworkPolicy, "
-            "--allow-metrics)?"
+            "; Prometheus cannot scrape it (up is 0): can it reach port 8002 "
+            "(NetworkPolicy, --allow-metrics)?"
         )
     )
 
@@ -183,16 +183,16 @@ def _failure(
             "arrive with these labels"
         ),
         MetricsProblem.STALE: (
-            "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. "
-            "do series arrive"
+            "1. is the target still up? 2. is Prometheus falling behind, or was it "
+            "restarted? 3. do series arrive"
         ),
         MetricsProblem.PARTIAL: (
-            "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive "
-            "once for each pod and model"
+            "1. are all models loaded? 2. do relabeling rules drop series? 3. do series "
+            "arrive once for each pod and model"
         ),
     }
     return MetricsFailure(
         problem,
-        f"{source} gives no usable samples of {of}: {why}. Check: {checks[problem]}: {query}",
+        f"{source} has no usable samples for {of}: {why}. Check: {checks[problem]}: {query}",
         source,
     )

@@ -43,8 +43,8 @@ def read_secret(name: str, path: Path, *, blanks: bool = False) -> str:
         raise SecretFileError(f"{name}: {path} is empty")
     if not blanks and not SENDABLE.fullmatch(text):
         raise SecretFileError(
-            f"{name}: {path} contains characters that a header cannot carry (blanks, line ends or "
-            "non-ASCII characters)"
+            f"{name}: {path} contains characters that are not allowed in a header (spaces, "
+            "line breaks or non-ASCII characters)"
         )
     return text
 

@@ -40,13 +40,14 @@ def check_acting_account(declared: str | None, options: Options) -> Iterator[Fin
         return
     if not allowed:
         message = (
-            "the operator writes objects with its own account; remove this field, or ask the"
-            f" operator's administrator for --impersonated-service-accounts={declared}"
+            "this operator writes objects only with its own account; remove this field, or "
+            "ask the operator's administrator to set "
+            f"--impersonated-service-accounts={declared}"
         )
     else:
         message = (
-            f"{declared} is not a service account in whose name the operator may write"
-            f" ({', '.join(allowed)}); use one of these, or ask the operator's administrator to add"
-            " it to --impersonated-service-accounts"
+            f"{declared} is not a service account that the operator can impersonate "
+            f"({', '.join(allowed)}); use one of these, or ask the operator's administrator "
+            "to add it to --impersonated-service-accounts"
         )
     yield Finding(FIELD, message, code=FindingCode.FORBIDDEN)

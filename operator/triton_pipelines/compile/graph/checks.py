@@ -65,8 +65,9 @@ def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
         largest = max(parts, key=lambda name: parts[name])
         yield Finding(
             largest,
-            f"the resource has {total} bytes, {parts[largest]} of them in this field, but the"
-            f" ConfigMap of a revision holds at most {SPEC_BYTES_MAX}; shorten this field",
+            f"the resource has {total} bytes, {parts[largest]} of them in this field, but "
+            f"the ConfigMap of a revision can contain at most {SPEC_BYTES_MAX}; shorten "
+            "this field",
             code=FindingCode.TOO_LARGE,
         )
 

@@ -143,8 +143,8 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
-            f"{', '.join(stateful)} keeps sequences, and a test inference would occupy a sequence"
-            " slot that clients need"
+            f"{', '.join(stateful)} keeps sequences, so a test inference would occupy a "
+            "sequence slot that clients need"
         )
     return ""
 

@@ -195,14 +195,15 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not server.gpu.products:
         yield warning(
             "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model it was built for; list that product so"
-            " that pods run only there",
+            "a TensorRT plan runs only on the GPU model for which it was built; list that "
+            "product so that pods run only on such GPUs",
             code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
     if server.image is None:
         yield warning(
             "spec.server.image",
-            "a TensorRT plan runs only on the TensorRT version it was built with; pin the image",
+            "a TensorRT plan runs only with the TensorRT version with which it was built; "
+            "pin the image",
             code=FindingCode.PLAN_NEEDS_IMAGE,
         )
 
@@ -212,9 +213,9 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if stateful and pipeline.spec.replicas > 1:
         yield warning(
             "spec.replicas",
-            f"{', '.join(stateful)} keeps each sequence in one pod: clients are assigned to a pod"
-            " by IP address, clients behind one proxy share a pod, and a sequence is lost with its"
-            " pod",
+            f"{', '.join(stateful)} keeps each sequence in one pod: clients are assigned to "
+            "pods by IP address, so clients behind the same proxy share a pod, and a "
+            "sequence is lost if its pod terminates",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
 
@@ -234,8 +235,8 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if not scaled:
             yield warning(
                 "spec.scaling.pods",
-                "no step is scaled live, so nothing indicates when pods are needed; set"
-                " instances.max of a CPU step above its min",
+                "no step is scaled live, so nothing indicates when more pods are needed; "
+                "set instances.max of a CPU step above its min",
                 code=FindingCode.POD_SCALING_WITHOUT_STEP,
             )
         elif scaling.mode is ScalingMode.DISABLED:

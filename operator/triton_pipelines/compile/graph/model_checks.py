@@ -69,8 +69,8 @@ def _placement(fields: StepFields, step: Step, pipeline: InferencePipeline) -> I
             if gpu.claim_template is None and not no_gpu and index >= gpu.count:
                 yield Finding(
                     f"{path}.gpus",
-                    f"GPU {index} does not exist; a pod has {gpu.count}, counted from 0; raise"
-                    " server.gpu.count",
+                    f"GPU {index} does not exist; a pod has {gpu.count} GPUs, counted from "
+                    "0; raise server.gpu.count",
                     code=FindingCode.GPU_UNAVAILABLE,
                 )
     if fields.instances.ranged and pipeline.spec.server.auto_complete is Switch.ENABLED:
@@ -112,7 +112,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     if step.implementation is Implementation.ONNX_RUNNER and step.source is None:
         yield Finding(
             f"{step.path}.source",
-            "is required, because the runner runs an ONNX file; add the source of the file",
+            "is required, because the runner needs an ONNX file; add the source of the file",
             code=FindingCode.REQUIRED,
         )
     python = fields.python
@@ -192,8 +192,8 @@ def _strategy(fields: StepFields, step: Step) -> Iterator[Finding]:
     if fields.batch_strategy.path is not None and step.source is None:
         yield Finding(
             f"{step.path}.batchStrategy.path",
-            "names a library in the model's folder, but the step has no source that contains one;"
-            " add source",
+            "refers to a library in the model's folder, but the step has no source that "
+            "contains one; add source",
             code=FindingCode.REQUIRED,
         )
     if step.max_batch_size == 0:

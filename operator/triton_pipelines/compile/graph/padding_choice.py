@@ -56,7 +56,7 @@ class TokenReader:
     def equal_shapes_reason(self) -> str:
         """Return why its requests need one length."""
         if self.fixed:
-            return "its inputs are declared with one length"
+            return "its inputs are declared with a fixed length"
         return (
             f"its file cannot be adapted to ragged batches ({self.refused})"
             if self.refused
@@ -99,7 +99,7 @@ def choose_padding(
     mode = tokenizer.padding or Padding.AUTO
     longest = row_length(tokenizer)
     if tokenizer.python is not None:
-        return PaddingChoice(Padding.AUTO, "decided by the tokenizer's custom code")
+        return PaddingChoice(Padding.AUTO, "determined by the tokenizer's custom code")
     if mode is Padding.BUCKETED:
         return _bucketed(tokenizer, readers, longest)
     refused = {reader.key: reader.refused for reader in readers if reader.refused}

@@ -41,15 +41,15 @@ def _padding_cost(padding: PaddingChoice, readers: Sequence[Step]) -> Iterator[F
     if equal:
         yield warning(
             "spec.tokenizer.padding",
-            f"with Longest almost every request has a different length, but {equal[0].name}"
-            " batches only equal lengths; use Fixed or Auto to batch all requests, or Bucketed to"
-            " batch those of one bucket",
+            "with Longest, almost every request has a different length, but "
+            f"{equal[0].name} batches only requests of equal length; use Fixed or Auto to "
+            "batch all requests, or Bucketed to batch requests in the same bucket",
             code=FindingCode.PADDING_PREVENTS_BATCHING,
         )
     if any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
         yield warning(
             "spec.tokenizer.padding",
-            "Longest computes padding that Ragged avoids; omit padding",
+            "Longest computes padding that Ragged avoids; omit padding to use Auto",
             code=FindingCode.PADDING_COSTS_COMPUTE,
         )
 
@@ -109,8 +109,8 @@ def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             has = "have" if len(entries) > 1 else "has"
             yield warning(
                 entries[0].path,
-                f"{listed([str(entry.source) for entry in entries])} {has} a different shape in"
-                f" every request, but {step.backend} batches only equal shapes, so few requests"
-                f" share a batch; make the shape fixed in {name}",
+                f"{listed([str(entry.source) for entry in entries])} {has} a different "
+                f"shape in every request, but {step.backend} batches only equal shapes, so "
+                f"few requests share a batch; declare a fixed shape in {name}",
                 code=FindingCode.SHAPES_PREVENT_BATCHING,
             )

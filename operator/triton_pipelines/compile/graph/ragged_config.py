@@ -173,7 +173,7 @@ def _output_obstacle(tensor: Tensor) -> str:
         return f"output {tensor.name} is reshaped"
     if tensor.data_type not in MARKED:
         return (
-            f"output {tensor.name} is {tensor.data_type.value}, which has no value that can mark"
-            " a row as rejected by the model"
+            f"output {tensor.name} is {tensor.data_type.value}, a type that has no value to "
+            "mark rejected rows"
         )
     return ""

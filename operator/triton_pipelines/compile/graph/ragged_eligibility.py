@@ -81,8 +81,8 @@ def adaptation_blocker(
     """
     if fields.platform is not Platform.ONNX:
         return (
-            f"{fields.platform.value if fields.platform else fields.backend} batches only equal"
-            " shapes"
+            f"{fields.platform.value if fields.platform else fields.backend} batches only "
+            "equal shapes"
         )
     accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
     patched = sorted(_OWN & set(fields.config_patch or {}))
@@ -98,16 +98,16 @@ def adaptation_blocker(
             fields.dynamic_batching is not None and fields.dynamic_batching.mode is Switch.DISABLED,
             "its batching is disabled",
         ),
-        (fields.sequence_batching is not None, "its requests belong to sequences"),
+        (fields.sequence_batching is not None, "it has sequenceBatching"),
         (
             spec.server.auto_complete is Switch.ENABLED,
             "server.autoComplete would change its inputs",
         ),
-        (versions, "its source holds several versions"),
+        (versions, "its source contains several versions"),
         (bool(patched), f"configPatch sets {', '.join(patched)}"),
         (
             TokenTensor.ATTENTION_MASK not in kinds.values(),
-            "it reads no attention mask, which hides padding",
+            "it does not read an attention mask, which would hide padding",
         ),
     ):
         if applies:

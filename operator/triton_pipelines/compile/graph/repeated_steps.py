@@ -68,8 +68,8 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
         if original.sequences is not None:
             yield Finding(
                 f"{path}.step",
-                f"{declared.step} has sequenceBatching, so Triton would mix the requests of both"
-                " steps in one sequence; declare a step with a model of its own",
+                f"{declared.step} has sequenceBatching, so Triton would mix the requests of "
+                "both steps in one sequence; declare a step with a separate model",
                 code=FindingCode.FIELD_COMBINATION,
             )
         names = [entry.tensor.name for entry in original.inputs]
@@ -118,8 +118,8 @@ def _tokens(graph: Graph, originals: dict[str, Step]) -> Iterator[Finding]:
             if len(read) > 1:
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, but the same input of {original.name} reads"
-                    f" {first.source}; let both read tokens, or neither, because rows of tokens"
-                    " are padded for the whole model",
+                    f"reads {entry.source}, but the same input of {original.name} reads "
+                    f"{first.source}; either both or neither must read tokens, because rows "
+                    "of tokens are padded for the whole model",
                     code=FindingCode.FIELD_COMBINATION,
                 )

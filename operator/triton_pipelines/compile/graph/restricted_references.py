@@ -32,7 +32,7 @@ def forbidden(path: str, message: str) -> Finding:
     """Return a finding about something that only an unrestricted pod template may contain."""
     return Finding(
         path,
-        f"{message}, or ask the operator's administrator for --pod-template=allow",
+        f"{message}, or ask the operator's administrator to set --pod-template=allow",
         code=FindingCode.FORBIDDEN,
     )
 
@@ -49,9 +49,9 @@ def check_account(name: str, path: str, options: Options) -> Iterator[Finding]:
     if name and name not in allowed:
         yield Finding(
             path,
-            f"{name} is not a service account that pipelines may use ({', '.join(allowed)});"
-            " use one of these, or ask the operator's administrator to add it to"
-            " --service-accounts",
+            f"{name} is not a service account that pipelines can use "
+            f"({', '.join(allowed)}); use one of these, or ask the operator's administrator "
+            "to add it to --service-accounts",
             code=FindingCode.FORBIDDEN,
         )
 
@@ -67,9 +67,9 @@ def check_secret(name: str, path: str, namespace: str, options: Options) -> Iter
     """
     revision = _REVISION_NAME.fullmatch(name)
     if name.startswith(_HELM_RELEASE):
-        what = "is a Helm release, which contains all values of its chart"
+        what = "is the Secret of a Helm release, which contains all values of the chart"
     elif _ACCOUNT_TOKEN.fullmatch(name):
-        what = "is the token of a service account"
+        what = "contains the token of a service account"
     elif revision is not None and _NOT_IN_KUSTOMIZE_HASHES & set(revision[1]):
         what = "has the name of a pipeline's control key"
     elif name == options.operator_key_secret and namespace == options.operator_namespace:

@@ -30,8 +30,8 @@ def _strategy(step: Step) -> Iterator[Finding]:
         # the library counts from nothing again.
         yield warning(
             f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
-            "without a delay the batching library sees only part of each batch, so its limit is"
-            " not enforced; set it to 1000 or more",
+            "without a delay, the batching library sees only part of each batch, so its "
+            "limit is not enforced; set the delay to 1000 or more",
             code=FindingCode.BATCH_STRATEGY_NEEDS_DELAY,
         )
 
@@ -43,14 +43,14 @@ def _sequences(step: Step) -> Iterator[Finding]:
         if control.kind is ControlKind.CORRID and control.data_type is DataType.STRING:
             yield warning(
                 f"{step.path}.sequenceBatching.controls[{index}].dataType",
-                "the python backend fails every request whose sequence ID is a STRING; use UINT64,"
-                " or omit this control (text IDs work without it)",
+                "with a CORRID control of type STRING, every request to the Python backend "
+                "fails; use UINT64, or omit this control (string IDs work without it)",
                 code=FindingCode.SEQUENCE_ID_UNSUPPORTED,
             )
     if step.sequences.states:
         yield warning(
             f"{step.path}.sequenceBatching.states",
-            "the python backend never stores states, so every request gets the initial state; keep"
-            " the state in the code, by sequence ID",
+            "the Python backend never stores states, so every request receives the initial "
+            "state; store the state in the code, by sequence ID",
             code=FindingCode.SEQUENCE_STATE_NOT_STORED,
         )

@@ -190,8 +190,8 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
         yield Finding(
             "spec.server.resources.limits.memory",
-            f"{given.limits.memory} does not exceed the shared memory of {shared}, which counts"
-            " towards it; raise it, or lower server.sharedMemory",
+            f"{given.limits.memory} does not exceed the shared memory of {shared}, which "
+            "counts toward it; raise it, or lower server.sharedMemory",
             code=FindingCode.OUT_OF_RANGE,
         )
 

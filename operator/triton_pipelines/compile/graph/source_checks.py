@@ -57,10 +57,10 @@ def _file_conflicts(step: Step) -> Iterator[Finding]:
         taken_by = []
         if item.kind is FetchKind.FILE:
             if has_code and item.slot != "code" and name in RESERVED_FILES:
-                taken_by.append(f"the file {name} would replace the one from python.code")
+                taken_by.append(f"the file {name} would replace the file from python.code")
             if name == ENGINE_FILE and step.files:
                 taken_by.append(
-                    f"the file {name} would replace the one generated from vllm.engineArgs"
+                    f"the file {name} would replace the file that is generated from vllm.engineArgs"
                 )
             if item.target in targets:
                 taken_by.append(f"{item.target} is already written by {targets[item.target]}")

@@ -76,8 +76,10 @@ def _undeclared_outputs(graph: Graph) -> Iterator[Finding]:
             continue
         # Where the names differ, `from` is written already.
         fix = (
-            f"set from, for example to tokenizer.input_ids, or declare {source.tensor} in"
-            " spec.tokenizer.outputs"
+            (
+                "set the from field, for example to tokenizer.input_ids, or declare "
+                f"{source.tensor} in spec.tokenizer.outputs"
+            )
             if source.tensor == entry.tensor.name
             else f"use {', '.join(USUAL_NAMES)}, or an output declared in spec.tokenizer.outputs"
         )
@@ -132,10 +134,10 @@ def _rows_beside_texts(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
             if entry.source is not None and entry.source.step == PIPELINE:
                 yield Finding(
                     entry.path,
-                    f"{entry.tensor.name} reads {entry.source} with one row per row of the"
-                    f" request, but each text of {' and '.join(texts)} becomes a row of its own;"
-                    f" declare {texts[0]} with dims [1] in spec.ensemble.inputs, or read"
-                    f" {entry.source.tensor} in a step with maxBatchSize: 0",
+                    f"{entry.tensor.name} reads {entry.source} with one row per row of the "
+                    f"request, but each text of {' and '.join(texts)} becomes a separate "
+                    f"row; declare {texts[0]} with dims [1] in spec.ensemble.inputs, or "
+                    f"read {entry.source.tensor} in a step with maxBatchSize: 0",
                     code=FindingCode.SHAPE_MISMATCH,
                 )
 

@@ -90,7 +90,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         if not entry.optional:
             yield Finding(
                 entry.path,
-                f"input {entry.tensor.name} of {step.name} is not connected; set from",
+                f"input {entry.tensor.name} of {step.name} is not connected; set its from field",
                 code=FindingCode.NOT_CONNECTED,
             )
         return
@@ -248,14 +248,14 @@ def _unread(graph: Graph) -> Iterator[Finding]:
                 + (
                     f"connect one with from: {example}, or list one in ensemble.outputs"
                     if example
-                    else "declare its outputs, and connect one with from"
+                    else "declare its outputs, and connect one with a from field"
                 ),
                 code=FindingCode.UNUSED,
             )
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(
                 f"{step.path}.inputs",
-                f"no input of {step.name} is connected; set from on at least one",
+                f"no input of {step.name} is connected; set the from field of at least one input",
                 code=FindingCode.NOT_CONNECTED,
             )
 

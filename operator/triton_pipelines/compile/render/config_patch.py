@@ -28,8 +28,8 @@ OWNED = {
 # Field of a ModelConfig that the product does not support → why.
 REFUSED = {
     "model_repository_agents": (
-        "agents fetch or decrypt files inside Triton, but sources are fetched, verified and"
-        " decrypted before it starts; use source"
+        "agents fetch or decrypt files inside Triton, but the loader fetches and verifies "
+        "sources before Triton starts; use source"
     ),
 }
 MAX_FINDINGS = 100

@@ -37,8 +37,8 @@ _SERVER_FIELDS = {
 _LOADER_FIELDS = frozenset({"name", "env", "envFrom", "resources", "volumeMounts"})
 _POD_FIELDS = {
     "automountServiceAccountToken": (
-        "no token is mounted into Triton; with --pod-template=allow, mount one into your own"
-        " container with a projected volume (serviceAccountToken)"
+        "Triton does not receive a token; with --pod-template=allow, mount a token into "
+        "your own container with a projected volume (serviceAccountToken)"
     ),
     "restartPolicy": "pods of a Deployment are always restarted; remove it",
     "activeDeadlineSeconds": "pods of a Deployment cannot have a deadline; remove it",
@@ -91,7 +91,7 @@ def owned_fields(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove those of the operator; list the {field} to remove",
+                f"null would also remove the operator's {field}; list the {field} to remove",
                 code=FindingCode.RESERVED,
             )
     yield from _grace(spec, ours, path)
@@ -126,8 +126,8 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"is shorter than the drain, which takes {needed} s; use at least {needed}, or lower"
-            " spec.rollout.drainSeconds",
+            f"is shorter than the drain, which takes {needed} s; set it to at least "
+            f"{needed}, or lower spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
 
@@ -156,7 +156,7 @@ def _placement(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove what the GPU requires; use spec.{instead} instead",
+                f"null would remove settings that the GPU requires; use spec.{instead} instead",
                 code=FindingCode.RESERVED,
             )
     claims = spec.get("resourceClaims")

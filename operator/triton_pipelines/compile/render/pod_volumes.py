@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api import names
@@ -128,6 +128,20 @@ def _tls(tls: Tls) -> dict[str, Any]:
         keys.append(names.KEY_AUTHORITIES)
     items = [{"key": key, "path": key} for key in keys]
     return {"name": names.VOLUME_TLS, "secret": {"secretName": tls.secret_name, "items": items}}
+
+
+def mounted_tls(template: Mapping[str, Any]) -> Tls | None:
+    """Return ``server.tls`` of the spec that a pod template was rendered from.
+
+    ``None`` without TLS.
+    """
+    volumes = (template.get("spec") or {}).get("volumes") or ()
+    found = [item.get("secret") for item in volumes if item.get("name") == names.VOLUME_TLS]
+    if not found or not found[0]:  # none, or edited by hand
+        return None
+    keys = {item.get("key") for item in found[0].get("items") or ()}
+    mode = TlsMode.MUTUAL if names.KEY_AUTHORITIES in keys else TlsMode.SIMPLE
+    return Tls.model_construct(secret_name=str(found[0].get("secretName") or ""), mode=mode)
 
 
 def pod_volumes(

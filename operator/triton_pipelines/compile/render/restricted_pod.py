@@ -28,9 +28,9 @@ from triton_pipelines.compile.graph.server_settings import (
 from .pod_schema import as_mapping, mapping_items
 
 _HOST: Final = {
-    "hostNetwork": "gives the pod the network of its node",
-    "hostPID": "shows the pod the processes of its node",
-    "hostIPC": "gives the pod the shared memory of its node",
+    "hostNetwork": "gives the pod access to the network of its node",
+    "hostPID": "gives the pod access to the processes of its node",
+    "hostIPC": "gives the pod access to the shared memory of its node",
     "nodeName": "bypasses the scheduler",
 }
 # Kinds of volumes that the standard "restricted" has, and images.
@@ -136,9 +136,9 @@ def _metadata(given: Mapping[str, Any], options: Options, path: str) -> Iterator
                 continue
             yield Finding(
                 f"{path}.{part}[{key}]",
-                "is not allowed: other Services and controllers act on pods by their"
-                f" {part}; remove it, or ask the operator's administrator to add it to"
-                " --pod-metadata",
+                "is not allowed, because other Services and controllers select pods by "
+                f"their {part}; remove it, or ask the operator's administrator to add it to "
+                "--pod-metadata",
                 code=FindingCode.FORBIDDEN,
             )
 
@@ -149,12 +149,14 @@ def _container(
     security, at = as_mapping(item.get("securityContext")), f"{path}.securityContext"
     yield from _security(security, at)
     if security.get("privileged"):
-        yield _refused(f"{at}.privileged", "gives the container all rights on its node")
+        yield _refused(f"{at}.privileged", "gives the container all privileges on its node")
     for name in _list(as_mapping(security.get("capabilities")).get("add")):
         if name not in _CAPABILITIES:
-            yield _refused(f"{at}.capabilities.add", f"{name} gives rights on the node")
+            yield _refused(
+                f"{at}.capabilities.add", f"{name} gives the container privileges on the node"
+            )
     if (security.get("procMount") or "Default") != "Default":
-        yield _refused(f"{at}.procMount", "shows parts of /proc that are hidden for protection")
+        yield _refused(f"{at}.procMount", "exposes parts of /proc that are hidden for protection")
     for where, port in mapping_items(item.get("ports"), f"{path}.ports"):
         if port.get("hostPort"):
             yield _refused(f"{where}.hostPort", "opens a port of the node")
@@ -206,8 +208,8 @@ def _environment(
         if item.get("name") in _OWN_CONTAINERS and _can_be_reserved(prefix):
             yield forbidden(
                 f"{where}.prefix",
-                "the source can set variables that only the operator may set; write a prefix"
-                " such as APP_, or name each variable in env",
+                "the source can set variables that only the operator is allowed to set; "
+                "set a prefix such as APP_, or list each variable in env",
             )
 
 
@@ -224,7 +226,9 @@ def _volume(
     kinds = {kind for kind, source in item.items() if kind != "name" and source is not None}
     for kind in sorted(kinds - _VOLUMES):
         why = (
-            "is a folder of the node" if kind == "hostPath" else "mounts storage in the node's name"
+            "is a folder of the node"
+            if kind == "hostPath"
+            else ("mounts storage with the node's credentials")
         )
         yield forbidden(f"{path}.{kind}", f"{why}; use a persistentVolumeClaim")
     secret = as_mapping(item.get("secret")).get("secretName")

@@ -22,6 +22,7 @@ from triton_pipelines.compile.graph.server_settings import without_tls
 from .network_policies import egress_fields, operator_peer
 from .objects import owner, strategy
 from .pod import UID
+from .pod_volumes import mounted_tls
 
 # Total time limit of a Job in seconds. Quick measures for less than three minutes; the rest is for
 # a slow start of its image.
@@ -78,12 +79,9 @@ def canary(
     }
     copy["spec"]["terminationGracePeriodSeconds"] = GRACE_SECONDS
     copy["spec"].pop("priorityClassName", None)
-    tls = pipeline.spec.server.tls
     for container in copy["spec"]["containers"]:
         container.pop("lifecycle", None)
-        if tls is not None and container["name"] == names.CONTAINER_SERVER:
-            # Only the Job and the operator may reach it; the Job sends sample requests over HTTP.
-            container["args"] = without_tls(container["args"], tls.mode)
+    _remove_tls(copy)
     spec = {
         "replicas": 1,
         "selector": {"matchLabels": _selector(pipeline.name, run, names.COMPONENT_CANARY)},
@@ -93,6 +91,23 @@ def canary(
         "template": copy,
     }
     return _object(pipeline, run, "apps/v1", "Deployment", names.COMPONENT_CANARY, spec=spec)
+
+
+def _remove_tls(template: dict[str, Any]) -> None:
+    """Let a pod serve in plaintext, and without the private key.
+
+    Only the Job and the operator may reach it; the Job sends sample requests over HTTP.
+    """
+    tls, spec = mounted_tls(template), template["spec"]
+    if tls is None:
+        return
+    spec["volumes"] = [item for item in spec["volumes"] if item["name"] != names.VOLUME_TLS]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        if mounts := container.get("volumeMounts"):
+            kept = [item for item in mounts if item["name"] != names.VOLUME_TLS]
+            container["volumeMounts"] = kept
+        if container["name"] == names.CONTAINER_SERVER:
+            container["args"] = without_tls(container["args"], tls.mode)
 
 
 def inputs(

@@ -84,6 +84,6 @@ def _ordered(batching: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.timeout_action",
                 RuleId.PRESERVE_ORDERING,
-                "DELAY answers late requests out of order, which preserve_ordering forbids; use"
-                " REJECT, or omit the timeout or preserve_ordering",
+                "with DELAY, late requests complete out of order, which preserve_ordering "
+                "forbids; use REJECT, or omit the timeout or preserve_ordering",
             )

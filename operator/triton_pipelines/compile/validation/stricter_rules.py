@@ -46,12 +46,11 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         "Triton keeps the first of two tensors with the same name and silently drops the other."
     ),
     RuleId.ENUM_VALUE: Limit(
-        "Triton keeps a number that is not a value of the enum as it is, and no backend understands"
-        " it."
+        "Triton accepts a number that is not a value of the enum, but no backend understands it."
     ),
     RuleId.DIMS_SIZE: Limit(
-        "More elements than a request can carry; releases before 26.03 overflow, later ones reject"
-        " what exceeds 64 bits."
+        "There are more elements than a request can contain; releases before 26.03 "
+        "overflow, and later releases reject sizes beyond 64 bits."
     ),
     RuleId.BATCH_STRATEGY_FOLDER: Limit(
         "Triton 26.06 and later reject a library outside the model's folder, so the model would not"
@@ -79,7 +78,7 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         deadly=True,
     ),
     RuleId.INSTANCE_COUNT: Limit(
-        "Each instance is a thread or a process: the server runs out of them.", deadly=True
+        "Each instance is a thread or a process, and the server runs out of them.", deadly=True
     ),
     RuleId.WARMUP_REQUIRED: Limit(
         "Triton counts the inputs of a warm-up without checking their names; the backend fails on"
@@ -90,7 +89,7 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         deadly=True,
     ),
     RuleId.TENSOR_INPUT_WRITTEN: Limit(
-        "A step that writes an input of the ensemble races with the client's own value."
+        "A step that writes an input of the ensemble competes with the client's own value."
     ),
     RuleId.STEP_SHAPE_BETWEEN: Limit(
         "Triton compares each use of a tensor only with the first one; if that has -1, a writer and"

@@ -245,8 +245,8 @@ async def _change_pod(
         except PodUnresponsiveError as error:
             if not await _is_count_reached(model, count, target, pace):
                 reason = (
-                    f"no answer to the change to {count} instances, "
-                    f"and the count did not change: {error}"
+                    f"there was no response to the change to {count} instances, and the "
+                    f"count did not change: {error}"
                 )
                 return ended(PodResult.UNKNOWN, target.count, reason)
         except PodRejectedError as error:

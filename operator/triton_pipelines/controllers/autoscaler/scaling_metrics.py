@@ -63,12 +63,6 @@ class ScalingMetrics:
             "namespace",
             "pipeline",
         )
-        self.pods = gauge(
-            "pipeline_pods",
-            "Pods that are not being deleted.",
-            "namespace",
-            "pipeline",
-        )
         self.pods_desired = gauge(
             "pipeline_pods_desired", "Desired number of pods.", "namespace", "pipeline"
         )
@@ -168,8 +162,7 @@ class ScalingMetrics:
             self.instances.labels(*key, *labels).set(count)
 
     def observe_pods(self, key: Key, sizes: PodSizes) -> None:
-        """Set number and CPU of the pods. What is unknown or not scaled has no series."""
-        self.pods.labels(*key).set(len(sizes.limits))
+        """Set desired pods and CPU of the pods. What is unknown or not scaled has no series."""
         limits = {pod: millis / 1000 for pod, millis in sizes.limits.items() if millis is not None}
         for pod in self._cpu_pods.get(key, set()) - limits.keys():
             self.cpu.remove(*key, pod)
@@ -240,7 +233,6 @@ class ScalingMetrics:
             self.verdict,
             self.starved,
             self.age,
-            self.pods,
             self.pods_desired,
             self.cpu,
             self.cpu_desired,

@@ -26,6 +26,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX
+from triton_pipelines.triton.tls import accepted_identity
 
 # Triton reports a count without queueing; a slower pod (seconds) must not delay the query of all
 # others.
@@ -40,12 +41,13 @@ def grpc_address(ip: str) -> str:
 @asynccontextmanager
 async def client_of(target: ProbeTarget) -> AsyncIterator[TritonClient]:
     """Return a client of the pod that raises the actuator's errors."""
+    address = grpc_address(target.pod.ip)
     try:
         async with TritonClient(
-            grpc_address(target.pod.ip),
+            address,
             target.control_key,
             max_response_bytes=2 * DESCRIPTION_BYTES_MAX,
-            tls=target.tls,
+            tls=await accepted_identity(address, target.tls),
         ) as client:
             yield client
     except UnreachableError as error:

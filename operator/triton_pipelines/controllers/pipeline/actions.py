@@ -30,7 +30,9 @@ class ApplyStage(IntEnum):
     DISRUPTION_BUDGET = 6
     DEPLOYMENT = 7
     """Last of the pipeline's objects, so that pods find everything that they mount."""
-    TUNING_RUN = 8
+    PREFLIGHT = 8
+    """After the status. If one of these is rejected, only the preflight ends."""
+    TUNING_RUN = 9
     """After the status. If one of these is rejected, only the tuning run ends."""
 
 
@@ -83,7 +85,7 @@ class Plan:
 
     Carried out in this order: the first ``apply_before_clear`` objects of ``apply``, ``clear``, the
     rest of ``apply``, ``delete``, ``resize``, ``action_events``, ``status``, ``events``,
-    ``tuning_objects``.
+    ``preflight_objects``, ``tuning_objects``.
     """
 
     account: str = ""
@@ -103,10 +105,19 @@ class Plan:
     """At most one pod at a time."""
     tuning_objects: tuple[Object, ...] = ()
     """Objects of a tuning run, which harm nothing if they are rejected."""
+    preflight_objects: tuple[Object, ...] = ()
+    """Objects of a preflight, which harm nothing either."""
     clear: tuple[Deletion, ...] = ()
     """Objects of an ended tuning run: their room is needed even if other writes are rejected."""
     apply_before_clear: int = 0
     """How many objects of ``apply`` come before ``clear``: the last records the run's result."""
+
+    @property
+    def starts_rollout(self) -> bool:
+        """Whether pods may be replaced, or a preflight of new ones starts."""
+        return bool(self.preflight_objects) or any(
+            item["kind"] == "Deployment" for item in self.apply
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -114,6 +125,7 @@ class Plan:
         return (
             not self.apply
             and not self.tuning_objects
+            and not self.preflight_objects
             and not self.clear
             and not self.delete
             and self.status is None

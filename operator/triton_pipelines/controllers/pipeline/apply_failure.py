@@ -24,7 +24,7 @@ ApplyFailure = ClusterError | NameTaken | FormerChild
 _MESSAGES: Final = {
     # What the API server rejects in a child object came from the spec: affinity, tolerations, env
     # and the like are passed on unchanged.
-    Reason.INVALID_SPEC: "the API server rejects what the spec requests: {}",
+    Reason.INVALID_SPEC: "the API server rejects a part of the spec: {}",
     # Quota, admission or a missing permission: others than the operator have to act, so the status
     # has to show it, not only the operator's log.
     Reason.API_ERROR: "the API server rejects an object of the pipeline: {}",

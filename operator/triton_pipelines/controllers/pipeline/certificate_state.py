@@ -11,12 +11,13 @@ from .policy_state import PolicyState
 
 @dataclass(frozen=True, slots=True)
 class CertificateState(PolicyState):
-    """The certificate that pods are created for, and what clients of the pods trust. All public."""
+    """Certificates that pods are created for, and what clients of the pods trust. All public."""
 
-    digest: str = ""
-    """Hash of that certificate; empty without TLS."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Hash of the certificate by Secret: of the Secret that new pods mount, and of the one that
+    pods would mount after a rollback."""
     roots: Mapping[str, str] = field(default_factory=dict)
-    """Trusted certificates in PEM by hash: of that certificate, and of those that pods still use.
+    """Trusted certificates in PEM by hash: of these certificates, and of those that pods still use.
     """
     hosts: Mapping[str, str] = field(default_factory=dict)
     """Host names in these certificates by hash."""
@@ -25,7 +26,7 @@ class CertificateState(PolicyState):
     def parse(cls, document: Any) -> Self:
         """Read a document, without entries that are not text."""
         state = super(CertificateState, cls).parse(document)
-        return cls(state.digest, _texts(state.roots), _texts(state.hosts))
+        return cls(_texts(state.digests), _texts(state.roots), _texts(state.hosts))
 
 
 def _texts(found: Mapping[str, Any]) -> dict[str, str]:

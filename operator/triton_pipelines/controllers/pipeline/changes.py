@@ -25,19 +25,23 @@ def changes(snapshot: Snapshot, draft: Draft) -> Plan:
             names.MANAGER_CHILDREN,
         )
     ]
-    children = [entry for entry in due if entry.stage is not ApplyStage.TUNING_RUN]
+    optional = (ApplyStage.PREFLIGHT, ApplyStage.TUNING_RUN)
+    preflight_objects, tuning_objects = (
+        tuple(entry.item for entry in due if entry.stage is stage) for stage in optional
+    )
     records_run = any(entry.stage is ApplyStage.LIVE_CONFIG_MAP for entry in due) and outcome.clear
     status = dict(outcome.status or {})
     changed = differs(snapshot.pipeline, status)
     return Plan(
-        apply=tuple(entry.item for entry in children),
+        apply=tuple(entry.item for entry in due if entry.stage not in optional),
         delete=outcome.delete,
         status=status if changed else None,
         events=tuple(transitions(snapshot.status, status)) if changed else (),
         requeue_after=outcome.requeue_after,
         action_events=outcome.events,
         resize=outcome.resize,
-        tuning_objects=tuple(entry.item for entry in due if entry.stage is ApplyStage.TUNING_RUN),
+        tuning_objects=tuning_objects,
+        preflight_objects=preflight_objects,
         clear=outcome.clear,
         apply_before_clear=sum(entry.stage <= ApplyStage.LIVE_CONFIG_MAP for entry in due)
         if records_run

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.cluster.errors import Conflict, NotFound
+from triton_pipelines.cluster.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    NotFound,
+)
 from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import PODS, SECRETS, Resource, resource_of
 from triton_pipelines.cluster.store import Store
 
 from .actions import Resize
-from .owner_references import check_owner
+from .owner_references import FormerChild, NameTaken, check_owner
 from .snapshot import Object
+
+# Errors by which the API server rejects an object for good.
+REJECTIONS: Final = (Forbidden, Invalid, NameTaken, FormerChild)
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +67,25 @@ class ChildWriter:
                 applied = await apply_over(self.writer.client, item, known)
                 self.store.put(resource, applied, since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
+
+    async def apply_optional(self, items: Sequence[Object], uid: str) -> str:
+        """Apply objects without which the pipeline works.
+
+        Args:
+            items: The objects.
+            uid: UID of the pipeline.
+
+        Returns:
+            Why one of them was rejected; empty if none was.
+        """
+        try:
+            for item in items:
+                await self.apply(item, uid)
+        except NamespaceTerminating:
+            raise
+        except REJECTIONS as error:
+            return f"the API server rejects one of its objects: {getattr(error, 'message', error)}"
+        return ""
 
     async def _uncached(self, resource: Resource, name: str) -> Object | None:
         """Return an object that the caches do not know.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
-from triton_pipelines.cluster.store import Key, Store
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, JOBS
+from triton_pipelines.cluster.store import Key, Store, owner_key
+from triton_pipelines.controllers.timestamps import timestamp
 
 from .owner_references import owned
 from .pod_problems import Problem
 from .snapshot import Snapshot
+
+# How long a preflight counts as a rollout. One that does not pass must not keep others waiting.
+PREFLIGHT_TIME: Final = dt.timedelta(minutes=5)
 
 
 def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
@@ -70,16 +76,50 @@ def is_rolling_out(deployment: Mapping[str, Any]) -> bool:
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
-def rolling_pipelines(store: Store) -> set[Key]:
-    """Return the pipelines whose own Deployment is rolling out.
+def job_end(job: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the condition that reports the end of a Job, or an empty one."""
+    conditions = ((job or {}).get("status") or {}).get("conditions") or ()
+    return next(
+        (
+            item
+            for item in conditions
+            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
+        ),
+        {},
+    )
 
-    Others' Deployments with a pipeline's labels must not take the places of pipelines.
+
+def is_preflight(workload: Mapping[str, Any]) -> bool:
+    """Return whether an object of a pipeline is the Job of a preflight."""
+    labels = workload["metadata"].get("labels") or {}
+    is_component = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_PREFLIGHT
+    return workload["kind"] == JOBS.kind and is_component
+
+
+def rolling_pipelines(store: Store, now: dt.datetime) -> set[Key]:
+    """Return the pipelines whose own Deployment is rolling out, or is about to after a preflight.
+
+    Others' Deployments with a pipeline's labels must not take the places of pipelines. Nor must a
+    preflight that does not pass: it counts for :data:`PREFLIGHT_TIME`.
     """
-    rolling = set()
+    rolling = set[Key]()
     for key in store.matching(DEPLOYMENTS, is_rolling_out):
         pipeline, item = store.get(INFERENCE_PIPELINES, *key), store.get(DEPLOYMENTS, *key)
         if pipeline is None or item is None:
             continue
         if owned(item, pipeline["metadata"].get("uid", "")):
             rolling.add(key)
+    for item_key in store.matching(JOBS, is_preflight):
+        job = store.get(JOBS, *item_key)
+        if job is None:
+            continue
+        pipeline_key = owner_key(JOBS, job)
+        if pipeline_key is None:
+            continue
+        pipeline = store.get(INFERENCE_PIPELINES, *pipeline_key)
+        created = timestamp(job["metadata"].get("creationTimestamp"))
+        if pipeline is None or created is None or now - created > PREFLIGHT_TIME:
+            continue
+        if owned(job, pipeline["metadata"].get("uid", "")):
+            rolling.add(pipeline_key)
     return rolling

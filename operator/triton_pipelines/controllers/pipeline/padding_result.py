@@ -109,7 +109,7 @@ def _reported(
     else:
         reported = {key: value for key, value in result.items() if key != "patch"}
     if named is not None:
-        when = "once that patch is in the spec" if rest else "from now on for this spec"
+        when = "once the spec contains that patch" if rest else "for this spec from now on"
         room = (
             1024
             - len(" Auto uses padding  , with which it was measured,.")

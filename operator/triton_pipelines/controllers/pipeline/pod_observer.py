@@ -35,6 +35,18 @@ NEXT_READ_SECONDS: Final = 1.0
 REREAD_SECONDS: Final = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedPods:
+    """The pods of one pipeline."""
+
+    server: tuple[Pod, ...]
+    """Pods that serve it, except those that have ended."""
+    tuning: tuple[Pod, ...]
+    """Pods of its tuning run, in any phase."""
+    preflight: tuple[Pod, ...]
+    """Pods of its preflight, in any phase."""
+
+
 @dataclass(slots=True)
 class PodObserver:
     """Returns the pods that pipelines own; one instance per process."""
@@ -47,8 +59,8 @@ class PodObserver:
     _deleted: dict[Key, set[str]] = field(default_factory=dict)
     """Uids of pods that were deleted here."""
 
-    async def observe(self, key: Key) -> tuple[tuple[Pod, ...], tuple[Pod, ...]]:
-        """Return the pods that serve a pipeline, and those of its tuning run in any phase.
+    async def observe(self, key: Key) -> ObservedPods:
+        """Return the pods of a pipeline.
 
         Raises:
             ClusterError: A ReplicaSet cannot be read.
@@ -59,7 +71,11 @@ class PodObserver:
         if deleted := self._deleted.pop(key, set()) & {pod.uid for pod in pods}:
             self._deleted[key] = deleted
             pods = tuple(replace(pod, deleting=True) if pod.uid in deleted else pod for pod in pods)
-        return pods, tuple(Pod.of(item) for item in found.tuning)
+        return ObservedPods(
+            pods,
+            tuple(Pod.of(item) for item in found.tuning),
+            tuple(Pod.of(item) for item in found.preflight),
+        )
 
     def recheck_after(self, key: Key) -> float | None:
         """Return the seconds until a ReplicaSet is read again; ``None`` if all are known."""

@@ -51,8 +51,7 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    "before release 25.07, a client that requests the classification of a text output"
-    " crashes the server"
+    "in releases before 25.07, a request for the classification of a text output crashes the server"
 )
 
 
@@ -80,6 +79,16 @@ def problem_of(
         or _server(pod, probe)
         or _starting(pod)
     )
+
+
+def preflight_problem(
+    pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None
+) -> Problem | None:
+    """Return why the pod of a preflight has not passed; ``None`` if nothing is known yet.
+
+    A loader that runs again keeps the problem of its last attempt.
+    """
+    return _unscheduled(pod, gpu_resource, nodes) or _image(pod) or _loader(pod)
 
 
 def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) -> Problem | None:
@@ -120,7 +129,7 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
 
 def _requests(pod: Pod) -> dict[str, str]:
     for container in (pod.raw.get("spec") or {}).get("containers") or ():
-        if container.get("name") == names.CONTAINER_SERVER:
+        if container.get("name") in (names.CONTAINER_SERVER, names.CONTAINER_LOADER):
             return {**((container.get("resources") or {}).get("requests") or {})}
     return {}
 
@@ -281,7 +290,7 @@ def _starting(pod: Pod) -> Problem:
         )
         return Problem(
             Reason.PROGRESSING,
-            f"pod {pod.name}: {waiting.get('message', 'waits for its configuration')}",
+            f"pod {pod.name}: {waiting.get('message', 'is waiting for its configuration')}",
             pod.name,
         )
     if "running" in (pod.container(names.CONTAINER_LOADER).get("state") or {}):

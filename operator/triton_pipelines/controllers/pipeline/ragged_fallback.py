@@ -50,7 +50,7 @@ def ragged_unsupported(snapshot: Snapshot) -> Reports:
     Pods with other findings on what was loaded are left out.
     """
     padding_status = []
-    for pod in snapshot.pods:
+    for pod in (*snapshot.pods, *snapshot.preflight_pods):
         report = pod.load_report()
         failures = (
             tuple(item for item in report.findings if item.reason not in INFORMATIVE)

@@ -41,16 +41,16 @@ from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Handover
 
-from .actions import Deletion, Plan, Resize, soonest
+from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .background_compiler import BackgroundCompiler
 from .chain import Context
-from .child_writer import ChildWriter
+from .child_writer import REJECTIONS, ChildWriter
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import rolling_pipelines
 from .effective_spec import Resolver
-from .owner_references import FormerChild, NameTaken
+from .owner_references import FormerChild
 from .plan import is_unmanaged, plan
 from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober, ProbesPending
@@ -75,7 +75,6 @@ RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, S
 # How often (seconds) the content of ConfigMap sources is compared while they are not watched: they
 # do not have our label.
 SOURCE_POLL_SECONDS = 60.0
-REJECTIONS = (Forbidden, Invalid, NameTaken, FormerChild)
 # Delay (seconds) before the next iteration while the garbage collector deletes children of a former
 # pipeline of the same name. They usually go within moments.
 FORMER_CHILD_SECONDS = 2.0
@@ -112,9 +111,9 @@ class Reconciler:
     _tls: TlsSecrets = field(init=False)
     _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
-    """Pipelines whose Deployment is being applied right now."""
-    _tuning_rejection: dict[Key, str] = field(default_factory=dict)
-    """Why an object of a tuning run was rejected."""
+    """Pipelines whose Deployment or preflight is being applied right now."""
+    _rejections: dict[Key, dict[ApplyStage, str]] = field(default_factory=dict)
+    """Why an object of a preflight or a tuning run was rejected."""
     _terminating: set[Key] = field(default_factory=set)
     """Pipelines whose namespace is terminating; logged once."""
     _accepted: dict[Key, tuple[str, str]] = field(default_factory=dict)
@@ -148,6 +147,8 @@ class Reconciler:
                 self._terminating.add(key)
                 await _log.ainfo("namespace is terminating; nothing is applied", error=str(error))
             return Result(outcome="terminating")
+        finally:
+            self._starting.discard(key)
         self._terminating.discard(key)
         return replace(result, cpu_seconds=self._compiler.take_cpu_seconds(key))
 
@@ -180,7 +181,7 @@ class Reconciler:
             raw["metadata"].get("uid", ""),
             last_good_after(snapshot, decided.apply),
         )
-        if any(item["kind"] == "Deployment" for item in decided.apply):
+        if decided.starts_rollout:
             self._starting.add(key)
         try:
             await self._carry_out(key, snapshot, decided)
@@ -191,17 +192,19 @@ class Reconciler:
             if isinstance(error, Forbidden):
                 raise
             return result
-        finally:
-            self._starting.discard(key)
         if decided.status is not None:
             await self._status.write(snapshot, decided.status, decided.events)
         has_unreported = (
-            await self._create_tuning_objects(key, snapshot, decided)
+            await self._create_optional_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        poll_after = SOURCE_POLL_SECONDS if spec.sources or self._tls.reads(key) else None
         # What the caches do not show has to be read again soon.
-        rest = (poll_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
+        rest = (
+            SOURCE_POLL_SECONDS if spec.sources else None,
+            self._tls.recheck_after(key, self.clock()),
+            self._pods.recheck_after(key),
+            0.0 if has_unreported else None,
+        )
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
@@ -215,7 +218,7 @@ class Reconciler:
         self._status.forget(key)
         self._accepted.pop(key, None)
         self._settled.forget(key)
-        self._tuning_rejection.pop(key, None)
+        self._rejections.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
         self._compiler.forget(key)
@@ -228,26 +231,30 @@ class Reconciler:
             for resource in CHILD_RESOURCES
             for item in self.store.children(resource, key)
         }
-        pods, tuning_pods = await self._pods.observe(key)
+        pods = await self._pods.observe(key)
         digests, missing = await read_sources(self.client, key[0], sources)
         unplaced = any(
-            pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *tuning_pods)
+            pod.condition("PodScheduled").get("status") == "False"
+            for pod in (*pods.server, *pods.tuning)
         )
         nodes = await self._list_nodes() if unplaced else None
         published = self.handover
         scaling = (published.intent(key), published.view(key), published.latencies.get(key))
+        rejections = self._rejections.pop(key, {})
         uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
         return Snapshot(
             raw,
             children,
-            pods,
+            pods.server,
             {},
             digests,
             missing,
             nodes,
             *scaling,
-            tuning_pods=tuning_pods,
-            tuning_rejection=self._tuning_rejection.pop(key, ""),
+            tuning_pods=pods.tuning,
+            tuning_rejection=rejections.get(ApplyStage.TUNING_RUN, ""),
+            preflight_pods=pods.preflight,
+            preflight_rejection=rejections.get(ApplyStage.PREFLIGHT, ""),
             monitoring=published.monitoring.get(key),
             last_good_in_memory=last[1] if last[0] == uid else "",
         )
@@ -287,7 +294,7 @@ class Reconciler:
             return None  # As for a namespaced operator; the scheduler's own message is shown.
 
     def _may_roll(self, key: Key) -> bool:
-        rolling = rolling_pipelines(self.store) | self._starting
+        rolling = rolling_pipelines(self.store, self.clock()) | self._starting
         return len(rolling - {key}) < self.max_concurrent_rollouts
 
     # --- apply ------------------------------------------------------------------------------
@@ -338,23 +345,24 @@ class Reconciler:
         writer = Writer.of(self.client, key[0], decided.account)
         return ChildWriter(self.client, writer, self.store, key[0])
 
-    async def _create_tuning_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
-        """Create what a tuning run needs, and return whether that was rejected.
+    async def _create_optional_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
+        """Create what a preflight and a tuning run need, and return whether that was rejected.
 
-        A rejection ends the run and does not affect the pipeline.
+        A rejection ends the one or the other and does not affect the pipeline.
         """
-        writer = self._writer(key, decided)
-        try:
-            for item in decided.tuning_objects:
-                await writer.apply(item, snapshot.pipeline["metadata"].get("uid", ""))
-        except NamespaceTerminating:
-            raise
-        except REJECTIONS as error:
-            self._tuning_rejection[key] = (
-                f"the API server rejects an object of the run: {getattr(error, 'message', error)}"
-            )
-            return True
-        return False
+        writer, uid = self._writer(key, decided), snapshot.pipeline["metadata"].get("uid", "")
+        objects = {
+            ApplyStage.PREFLIGHT: decided.preflight_objects,
+            ApplyStage.TUNING_RUN: decided.tuning_objects,
+        }
+        rejections = {
+            stage: rejection
+            for stage, items in objects.items()
+            if (rejection := await writer.apply_optional(items, uid))
+        }
+        if rejections:
+            self._rejections[key] = rejections
+        return bool(rejections)
 
     async def _resize(
         self, key: Key, snapshot: Snapshot, resize: Resize, writer: ChildWriter

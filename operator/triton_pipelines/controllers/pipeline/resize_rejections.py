@@ -63,11 +63,13 @@ _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
     RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it;"
     " raise it, or lower instances.max",
     RejectionCause.RIGHTS: (
-        "the operator does not have the permission; grant its role the verb patch on pods/resize"
-        " (rbac.podResize of the chart)"
+        "the operator does not have permission; grant its role the verb patch on "
+        "pods/resize (rbac.podResize in the chart)"
     ),
-    RejectionCause.RANGE: "a LimitRange of the namespace does not allow it;"
-    " change that, or lower instances.max",
+    RejectionCause.RANGE: (
+        "a LimitRange of the namespace does not allow it; change the LimitRange, or lower "
+        "instances.max"
+    ),
     RejectionCause.ADMISSION: "an admission controller or policy rejects it",
     RejectionCause.INVALID: "the API server rejects it as invalid",
     RejectionCause.ABSENT: (

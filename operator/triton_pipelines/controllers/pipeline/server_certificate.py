@@ -5,11 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    SECP384R1,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -21,6 +27,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.controllers.timestamps import rfc3339
+from triton_pipelines.triton.tls import ClientCertificate
 
 PATH: Final = "spec.server.tls.secretName"
 # Bytes of one key of the Secret. A chain of certificates takes less than 8 KiB.
@@ -28,6 +35,16 @@ _FILE_MAX: Final = 16 * 1024
 # Share of the lifetime that is left when a certificate should have been renewed: cert-manager
 # renews with a third left (documentation, "renewBefore").
 _RENEWAL_OVERDUE: Final = 0.2
+# What the library raises for a part of a certificate that is malformed or that it does not know. It
+# parses most parts only when they are read.
+_UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 class CertificateError(Exception):
@@ -48,18 +65,16 @@ class ServerCertificate:
     not_after: dt.datetime
     secret: str
     """Name of the Secret."""
-    chain: bytes = b""
-    """The certificate as the client's own, PEM; empty without mutual TLS."""
-    key: bytes = field(default=b"", repr=False)
-    """Its private key, PEM; empty without mutual TLS."""
+    client: ClientCertificate | None = None
+    """The same as the operator's own; ``None`` without mutual TLS."""
 
     def problem(self, now: dt.datetime) -> str:
         """Return why the certificate cannot be used now; empty if it can."""
         place = f"{PATH}: Secret {self.secret}: tls.crt"
         if now >= self.not_after:
             return (
-                f"{place} expired at {rfc3339(self.not_after)}, so clients refuse the pods;"
-                " renew the certificate"
+                f"{place} expired at {rfc3339(self.not_after)}, so clients reject the pods; "
+                "renew the certificate"
             )
         if now < self.not_before:
             return (
@@ -93,6 +108,7 @@ def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> S
     """
     chain = _certificates(data, names.KEY_CERTIFICATE)
     leaf, mutual = chain[0], mode is TlsMode.MUTUAL
+    _check_readable(leaf)
     key = _checked_key(data, leaf)
     authorities = (
         _certificates(data, names.KEY_AUTHORITIES)
@@ -101,11 +117,12 @@ def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> S
     )
     _check_usage(leaf, ExtendedKeyUsageOID.SERVER_AUTH, "server auth", "clients refuse it")
     if mutual:
-        why = "the operator uses it as its client certificate, too"
+        why = "the operator also uses it as its client certificate"
         _check_usage(leaf, ExtendedKeyUsageOID.CLIENT_AUTH, "client auth", why)
         if not any(_issued(one, leaf) for one in (*chain[1:], *authorities)):
             raise CertificateError(
-                f"tls.crt is not issued by ca.crt, and {why}; use a certificate of that authority"
+                f"tls.crt is not issued by ca.crt, and {why}; use a certificate issued by "
+                "that authority"
             )
     files = [data[names.KEY_CERTIFICATE], *(one.public_bytes(Encoding.PEM) for one in authorities)]
     return ServerCertificate(
@@ -115,8 +132,7 @@ def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> S
         not_before=leaf.not_valid_before_utc,
         not_after=leaf.not_valid_after_utc,
         secret=secret,
-        chain=data[names.KEY_CERTIFICATE] if mutual else b"",
-        key=key if mutual else b"",
+        client=ClientCertificate(data[names.KEY_CERTIFICATE], key) if mutual else None,
     )
 
 
@@ -136,26 +152,54 @@ def _file(data: Mapping[str, bytes], key: str) -> bytes:
 def _certificates(data: Mapping[str, bytes], key: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_file(data, key))
-    except ValueError:
+    except _UNREADABLE:
         raise CertificateError(
-            f"{key} has no readable certificates; use X.509 certificates in PEM"
+            f"{key} contains no readable certificates; use X.509 certificates in PEM"
         ) from None
+
+
+def _check_readable(leaf: x509.Certificate) -> None:
+    """Reject a certificate whose key gRPC does not support, or of which a part is malformed."""
+    if not _has_supported_key(leaf):
+        raise CertificateError(
+            "tls.crt has a key of a type that gRPC does not support; request it with an RSA key, or"
+            " with an ECDSA key on the curve P-256 or P-384"
+        )
+    try:
+        _ = (leaf.extensions, leaf.subject, leaf.issuer, leaf.not_valid_before_utc)
+        _ = leaf.not_valid_after_utc
+    except _UNREADABLE:
+        # The library's own text describes its parser.
+        raise CertificateError(
+            "tls.crt has a malformed name, time or extension; request a new certificate"
+        ) from None
+
+
+def _has_supported_key(leaf: x509.Certificate) -> bool:
+    """Return whether gRPC connects with the key (measured, gRPC 1.85 and Triton 2.51.0)."""
+    try:
+        key = leaf.public_key()
+    except _UNREADABLE:
+        return False
+    if isinstance(key, EllipticCurvePublicKey):
+        return isinstance(key.curve, SECP256R1 | SECP384R1)
+    return isinstance(key, RSAPublicKey)
 
 
 def _checked_key(data: Mapping[str, bytes], leaf: x509.Certificate) -> bytes:
     content = _file(data, names.KEY_PRIVATE)
     try:
         private = load_pem_private_key(content, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except _UNREADABLE:
         # The library's own text could quote what it read.
         raise CertificateError(
-            "tls.key has no readable private key; use a key in PEM without a password"
+            "tls.key contains no readable private key; use a key in PEM without a password"
         ) from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateError(
-            "tls.key does not fit the first certificate of tls.crt; use the key that this"
-            " certificate was requested with"
+            "tls.key does not fit the first certificate of tls.crt; use the key with which "
+            "this certificate was requested"
         )
     return content
 
@@ -167,15 +211,15 @@ def _check_usage(leaf: x509.Certificate, usage: x509.ObjectIdentifier, name: str
         return  # for any use
     if usage not in allowed and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in allowed:
         raise CertificateError(
-            f"tls.crt does not have the usage '{name}', and {why}; request it (usages of a"
-            " cert-manager Certificate)"
+            f"tls.crt does not have the usage '{name}', and {why}; request it (in usages of "
+            "a cert-manager Certificate)"
         )
 
 
 def _issued(issuer: x509.Certificate, leaf: x509.Certificate) -> bool:
     try:
         leaf.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
+    except (*_UNREADABLE, InvalidSignature):
         return False
     return True
 

@@ -55,7 +55,14 @@ def conditions_of(
         available=available(serving, snapshot),
         models=_models(snapshot, desired, updated, problems, number.number),
     )
-    for conditions in (_rolled_back, _pods_failed, _scaled_to_zero, _inference_failed, _complete):
+    for conditions in (
+        _rolled_back,
+        _preflight,
+        _pods_failed,
+        _scaled_to_zero,
+        _inference_failed,
+        _complete,
+    ):
         found = conditions(case)
         if found is not None:
             return found
@@ -120,10 +127,13 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     remaining = sum(not pod.deleting for pod in snapshot.pods)
     if remaining:
         return _draining(
-            f"being suspended: {remaining} pods are still to be deleted",
+            f"suspending: {remaining} pods have not been deleted yet",
             available(serving, snapshot),
         )
-    text = "suspended: no pods run, everything else is kept; set suspend to Disabled to serve"
+    text = (
+        "suspended: no pods run, and all other objects are kept; set suspend to Disabled to "
+        "serve requests"
+    )
     return [
         Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
         Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
@@ -149,6 +159,25 @@ def _rolled_back(case: _Case) -> list[Condition] | None:
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
 
+def _preflight(case: _Case) -> list[Condition] | None:
+    """A check of the desired revision keeps a serving pod from being removed for it."""
+    preflight, rollout = case.rollout.preflight, case.rollout
+    if not preflight.is_holding:
+        return None
+    problem, keeps = (
+        preflight.problem,
+        f"revision {serving_revision(case.snapshot.pods, '')} keeps serving",
+    )
+    if problem is not None:
+        kind = ConditionType.STALLED if problem.is_final else ConditionType.RECONCILING
+        text = f"{case.progress}; preflight: {problem.message}; {keeps}"
+        return case.not_ready(kind, problem.reason, text)
+    text = f"{case.progress}; a preflight runs the loader's checks of it; {keeps} until they pass"
+    if rollout.downtime:
+        text += f"; then {rollout.downtime}"
+    return case.not_ready(ConditionType.RECONCILING, Reason.PREFLIGHT, text)
+
+
 def _pods_failed(case: _Case) -> list[Condition] | None:
     """Some pods of the desired revision cannot come to serve."""
     failure, leading = case.overdue, case.leading
@@ -164,7 +193,7 @@ def _pods_failed(case: _Case) -> list[Condition] | None:
 
 def _scaled_to_zero(case: _Case) -> list[Condition] | None:
     if case.replicas == 0 and all(pod.deleting for pod in case.snapshot.pods):
-        return case.ready("replicas is 0: no pods are desired")
+        return case.ready("replicas is 0, so no pods are desired")
     return None
 
 
@@ -208,11 +237,13 @@ def _waiting_for(case: _Case) -> tuple[Reason, str]:
             f"{f': {error}' if error else ''}"
         )
     if leading is None and case.surplus > 0 and not case.other_pods:
-        return Reason.DRAINING, f"{progress}; {case.surplus} surplus pods are still to be deleted"
+        return Reason.DRAINING, (
+            f"{progress}; {case.surplus} surplus pods have not been deleted yet"
+        )
     if leading is None and case.other_pods and complete:
         return (
             Reason.DRAINING,
-            f"{progress}; {len(case.other_pods)} pods of older revisions still run",
+            f"{progress}; {len(case.other_pods)} pods of older revisions are still running",
         )
     rejected = case.snapshot.pods_rejected
     if (

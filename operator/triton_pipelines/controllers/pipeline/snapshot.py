@@ -18,7 +18,7 @@ from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 from .latency_figures import Latencies
 from .resize_rejections import ResizeRejection, with_quota_advice
 from .server_certificate import ServerCertificate
-from .state import PipelineState
+from .state import PipelineState, RolloutState
 from .state import json_object as json_object
 
 Object = dict[str, Any]
@@ -223,6 +223,10 @@ class Snapshot:
     """Pods of its tuning run, in any phase. They do not serve the pipeline."""
     tuning_rejection: str = ""
     """Why the API server rejected an object of the tuning run."""
+    preflight_pods: tuple[Pod, ...] = ()
+    """Pods of its preflight, in any phase. They do not serve the pipeline."""
+    preflight_rejection: str = ""
+    """Why the API server rejected an object of the preflight."""
     monitoring: Sequence[Finding] | None = ()
     """Findings on PodMonitor and PrometheusRule; ``None``: not checked yet."""
     last_good_in_memory: str = ""
@@ -230,9 +234,13 @@ class Snapshot:
     acted_spec_hash: str = field(default="", kw_only=True)
     """Hash of the spec that is acted on, if that is not the current one."""
     certificate: ServerCertificate | None = field(default=None, kw_only=True)
-    """Content of the TLS Secret; ``None`` without TLS, and while the Secret cannot be used."""
+    """Content of the TLS Secret that the current spec names; ``None`` without TLS, and while the
+    Secret cannot be used."""
     certificate_problem: str = field(default="", kw_only=True)
-    """Why the TLS Secret cannot be used; empty if it can, and without TLS."""
+    """Why that Secret cannot be used; empty if it can, and without TLS."""
+    desired_certificate: ServerCertificate | None = field(default=None, kw_only=True)
+    """The same of the Secret that pods of the desired revision mount. It is another Secret while
+    the current spec cannot be acted on, or was rolled back."""
 
     @property
     def is_spec_blocked(self) -> bool:
@@ -291,6 +299,18 @@ class Snapshot:
     def state(self) -> PipelineState:
         """Return the state that the policies keep."""
         return _state_of(self.live_data().get(names.KEY_MEMORY))
+
+    def rollout_state(self, state: RolloutState, desired: str) -> RolloutState:
+        """Return the state without a failure of another spec, or one that cannot be rolled back.
+
+        Args:
+            state: The recorded state.
+            desired: The revision that the pipeline should run.
+        """
+        outdated = state.failed_revision != desired or state.failed_spec != self.spec_hash
+        if state.failed_revision and (outdated or self.revision_record(state.restored) is None):
+            return state.without_failure()
+        return state
 
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
         """Return what a revision's ConfigMap recorded: pod template, spec hash, server image."""

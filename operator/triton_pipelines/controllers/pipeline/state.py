@@ -61,6 +61,9 @@ class RolloutState(PolicyState):
     """Why it was rolled back."""
     restored: str = ""
     """Revision that was restored in its place."""
+    overdue_revision: str = ""
+    """Revision whose progress deadline passed before old pods were removed for it; empty once it
+    has made progress since."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:

@@ -25,7 +25,7 @@ class Event:
         return "Warning" if self.warning else "Normal"
 
 
-_UNREPORTED = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
+_UNREPORTED = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.PREFLIGHT, Reason.DRAINING})
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:

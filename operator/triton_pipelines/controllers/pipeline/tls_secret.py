@@ -17,6 +17,7 @@ from triton_pipelines.cluster.work_queue import Key
 
 from .server_certificate import PATH, CertificateError, ServerCertificate, read_certificate
 from .snapshot import Snapshot
+from .tls_trust import desired_tls
 
 # How often (seconds) a Secret is read again.
 POLL_SECONDS: Final = 30.0
@@ -27,7 +28,6 @@ class _Reading:
     """What a Secret was found to contain."""
 
     at: dt.datetime
-    tls: Tls
     version: str
     """``resourceVersion`` of the Secret."""
     certificate: ServerCertificate | None
@@ -36,23 +36,26 @@ class _Reading:
 
 @dataclass(slots=True)
 class TlsSecrets:
-    """The last reading of each pipeline's TLS Secret; one instance per process."""
+    """The last readings of each pipeline's TLS Secrets; one instance per process."""
 
     client: Client
-    _readings: dict[Key, _Reading] = field(default_factory=dict)
+    _readings: dict[Key, dict[Tls, _Reading]] = field(default_factory=dict)
 
     def forget(self, key: Key) -> None:
         """Drop what was read for a deleted pipeline."""
         self._readings.pop(key, None)
 
-    def reads(self, key: Key) -> bool:
-        """Return whether the pipeline has a TLS Secret, which has to be read again."""
-        return key in self._readings
+    def recheck_after(self, key: Key, now: dt.datetime) -> float | None:
+        """Return the seconds until a Secret has to be read again; ``None`` without TLS."""
+        ages = [(now - one.at).total_seconds() for one in self._readings.get(key, {}).values()]
+        return max(POLL_SECONDS - max(ages), 0.0) if ages else None
 
     async def observe(
         self, key: Key, pipeline: InferencePipeline | None, snapshot: Snapshot, now: dt.datetime
     ) -> Snapshot:
-        """Return the snapshot with the certificate of the pipeline, or why there is none.
+        """Return the snapshot with the certificates of the pipeline, or why there are none.
+
+        Two Secrets are read while the spec names another one than the pods mount.
 
         Args:
             key: the pipeline.
@@ -60,20 +63,31 @@ class TlsSecrets:
             snapshot: what is known of it.
             now: UTC.
         """
-        tls = pipeline.spec.server.tls if pipeline is not None else None
-        if tls is None:
+        declared = pipeline.spec.server.tls if pipeline is not None else None
+        desired, before = desired_tls(snapshot), self._readings.get(key, {})
+        readings = {
+            tls: await self._current(key[0], tls, before.get(tls), now)
+            for tls in {declared, desired}
+            if tls is not None
+        }
+        self._readings[key] = readings
+        if not readings:
             self.forget(key)
-            return snapshot
-        last = self._readings.get(key)
-        age = (now - last.at).total_seconds() if last is not None else POLL_SECONDS
-        # An unusable Secret is read at once, because its correction is being waited for.
-        if last is None or last.tls != tls or age >= POLL_SECONDS or last.problem:
-            last = self._readings[key] = await self._read(key[0], tls, last, now)
-        found = last.certificate
-        problem = last.problem or (found.problem(now) if found is not None else "")
+        certificate, problem = _usable(readings.get(declared) if declared else None, now)
         return replace(
-            snapshot, certificate=None if problem else found, certificate_problem=problem
+            snapshot,
+            certificate=certificate,
+            certificate_problem=problem,
+            desired_certificate=_usable(readings.get(desired) if desired else None, now)[0],
         )
+
+    async def _current(
+        self, namespace: str, tls: Tls, last: _Reading | None, now: dt.datetime
+    ) -> _Reading:
+        # An unusable Secret is read at once, because its correction is being waited for.
+        if last is None or last.problem or (now - last.at).total_seconds() >= POLL_SECONDS:
+            return await self._read(namespace, tls, last, now)
+        return last
 
     async def _read(
         self, namespace: str, tls: Tls, last: _Reading | None, now: dt.datetime
@@ -84,20 +98,30 @@ class TlsSecrets:
             secret = await self.client.get(SECRETS, namespace, name)
         except NotFound:
             problem = f"{place} does not exist in namespace {namespace}; create it"
-            return _Reading(now, tls, "", None, problem)
+            return _Reading(now, "", None, problem)
         except Forbidden:
             problem = (
-                f"{place} may not be read by the operator in namespace {namespace}; add it to"
-                " rbac.tlsSecrets of the chart, or allow get for this Secret with a Role"
+                f"{place} may not be read by the operator in namespace {namespace}; add it "
+                "to rbac.tlsSecrets in the chart, or create a Role that allows get for "
+                "this Secret"
             )
-            return _Reading(now, tls, "", None, problem)
+            return _Reading(now, "", None, problem)
         version = str(secret["metadata"].get("resourceVersion") or "")
-        if last is not None and last.tls == tls and version and last.version == version:
+        if last is not None and version and last.version == version:
             return replace(last, at=now)
         try:
-            return _Reading(now, tls, version, _certificate(secret, tls), "")
+            return _Reading(now, version, _certificate(secret, tls), "")
         except CertificateError as error:
-            return _Reading(now, tls, version, None, f"{place}: {error}")
+            return _Reading(now, version, None, f"{place}: {error}")
+
+
+def _usable(reading: _Reading | None, now: dt.datetime) -> tuple[ServerCertificate | None, str]:
+    """Return the certificate that can be used now, or why there is none."""
+    if reading is None:
+        return None, ""
+    found = reading.certificate
+    problem = reading.problem or (found.problem(now) if found is not None else "")
+    return (None, problem) if problem else (found, "")
 
 
 def _certificate(secret: Object, tls: Tls) -> ServerCertificate:

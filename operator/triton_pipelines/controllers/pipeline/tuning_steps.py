@@ -25,6 +25,7 @@ from triton_pipelines.compile.render.tuning_objects import (
 )
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
+from .deployment_progress import job_end
 from .latency_figures import latency_budget_of
 from .padding_choices import VerifiedPaddings
 from .padding_result import split_result
@@ -107,7 +108,7 @@ def pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
                 f"the pod to measure was not ready within {PENDING_SECONDS} s: {reason}", now
             )
         )
-    message = "waits for a pod without client traffic"
+    message = "is waiting for a pod without client traffic"
     if problem is not None:
         message = f"{problem.reason.value}: {reason}"
     elif rejection:
@@ -176,7 +177,7 @@ def _job_failure(
         or job_object["metadata"].get("deletionTimestamp")
     ):
         return f"its Job was deleted; {RETRY_ADVICE}"
-    end = _end_condition(job_object)
+    end = job_end(job_object)
     # The report of its pod has more details, and may arrive later.
     is_report_due = bool(tuners) and not is_past(
         str(end.get("lastTransitionTime") or ""), SILENT_SECONDS, now
@@ -211,24 +212,11 @@ def _canary_end(stage: Stage, name: str) -> str:
                 text for key in ("reason", "message") if (text := str(status.get(key) or ""))
             )
             detail = f" ({message[:300]})" if message else ""
-            return f"pod {pod.name}, which was measured, has ended{detail}"
+            return f"pod {pod.name}, which was being measured, has terminated{detail}"
     problem = _problem(stage, pods)
     return (
         "the measured pod no longer exists, or its server was restarted"
         f"{f' ({problem.message})' if problem is not None else ''}"
-    )
-
-
-def _end_condition(made: Object | None) -> Mapping[str, Any]:
-    """Return the condition that reports the end of a Job, or an empty one."""
-    conditions = ((made or {}).get("status") or {}).get("conditions") or ()
-    return next(
-        (
-            item
-            for item in conditions
-            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
-        ),
-        {},
     )
 
 
@@ -265,8 +253,8 @@ def _result_of_job(
     if result is None:
         return TuningDecision(
             run.failed(
-                "the report of the Job cannot be read;"
-                " is its image that of this operator's release (loader.image)?",
+                "the report of the Job cannot be read; does its image match this "
+                "operator's release (loader.image)?",
                 now,
             )
         )

@@ -163,7 +163,8 @@ def _input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             )
         if shape_input(item.name) in names:
             yield Obstacle(
-                f"the graph has a tensor {shape_input(item.name)}, a name that the lengths need",
+                f"the graph has a tensor {shape_input(item.name)}, but this name is "
+                "reserved for the lengths",
                 "rename it in the export",
             )
 
@@ -222,7 +223,7 @@ def _mask_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
     elif not reached(model.graph, masks) & {value.name for value in model.graph.output}:
         yield Obstacle(
             f"no output depends on {masks[0]}: the model ignores its mask",
-            "export it again with a mask that works",
+            "export it again with a mask that affects the outputs",
         )
 
 
@@ -239,7 +240,7 @@ def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         elif shape is not None and (len(shape) < 2 or isinstance(shape[1], int)):
             yield Obstacle(
                 f"output {name} has no axis of tokens after the rows",
-                f"give its dims in spec.model.outputs as the file has them, or {FIXED}",
+                f"set its dims in spec.model.outputs to those in the file, or {FIXED}",
             )
     for name, value in graph_outputs.items():
         obstacle = _output_obstacle(name, value)
@@ -261,8 +262,8 @@ def _output_obstacle(name: str, value: Any) -> Obstacle | None:
         )
     if element_type(value) not in MARKED:
         return Obstacle(
-            f"output {name} is {_T.DataType.Name(element_type(value))}, "
-            "which has no value to mark a broken row with",
+            f"output {name} is {_T.DataType.Name(element_type(value))}, a type that has no "
+            "value to mark invalid rows",
             FIXED,
         )
     shape = dims(value)
@@ -285,15 +286,15 @@ def _value_obstacles(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> I
             )
         if item.name not in sizes and item.name not in masks and indexes(model.graph, item.name):
             yield Obstacle(
-                f"the valid values of input {item.name} are unknown: "
-                "one out of range would fail every request in its batch",
+                f"the valid values of input {item.name} are unknown: a value out of range "
+                "would make every request in the batch fail",
                 f"export the model so that {item.name} indexes its table directly, or {FIXED}",
             )
     for function in model.functions:
         yield Obstacle(
-            f"the graph calls the local function {function.name}, "
-            "into which its inputs cannot be followed",
-            f"export it without, or {FIXED}",
+            f"the graph calls the local function {function.name}, in which its inputs "
+            "cannot be tracked",
+            f"export it without this function, or {FIXED}",
         )
 
 

@@ -164,7 +164,7 @@ def _compare_graphs(
         )
     if not _guard_fails_batch(run, rows, flat):
         return Verification(
-            evaluator, worst, fault="the guard against rows that Triton left unfilled does not work"
+            evaluator, worst, fault="the guard against rows that Triton did not fill does not work"
         )
     return Verification(evaluator, worst)
 
@@ -188,7 +188,7 @@ def _run_stock(
         raise _VerificationEndedError(
             Verification(
                 evaluator,
-                fault=f"equal outputs cannot be shown: {evaluator} does not run the file as it is "
+                fault=f"equal outputs cannot be shown: {evaluator} cannot run the file unchanged "
                 f"({_first_line(error)})",
             )
         ) from error
@@ -287,8 +287,8 @@ def _length_fault(run: Run, graph_inputs: Sequence[GraphInput], adaptable: Adapt
         return f"it rejects rows of {tried} tokens, which spec.tokenizer.maxLength allows"
     if sent is not None and bound < sent and accepts_length(bound + 1):
         return (
-            f"a table of the graph seems to limit its rows to {bound} tokens, "
-            "but it accepts longer ones"
+            f"a table of the graph seems to limit rows to {bound} tokens, but the graph "
+            "accepts longer rows"
         )
     return ""
 

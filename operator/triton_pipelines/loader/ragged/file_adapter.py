@@ -35,7 +35,7 @@ from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.opset_upgrade import CONVERTED_MAX, too_old, upgraded
 from triton_pipelines.loader.ragged.padding_free.analysis import Padded, PaddingFree, analyze
 
-SLOWER_ON_GPU: Final = "on a GPU, batches of usual size are faster with padding"
+SLOWER_ON_GPU: Final = "on a GPU, batches of typical size are faster with padding"
 """Measured on an H100: see docs/decisions/0031-padding-free-graphs.md."""
 
 
@@ -62,7 +62,8 @@ class AdaptedFile:
         verified = f"structure only, outputs not compared ({self.verification.why})"
         if self.is_verified:
             verified = (
-                f"batched rows give the outputs of single rows in {self.verification.evaluator}"
+                "batched rows have the same outputs as single rows in "
+                f"{self.verification.evaluator}"
             )
         accepted = ", ".join(limits) or "any values"
         return (
@@ -123,7 +124,7 @@ def adapt_file(
 def not_understood(error: str) -> AdaptationRefusal:
     """Return the refusal of a graph on which the adapter failed with ``error``."""
     return AdaptationRefusal.of(
-        f"the graph is built in a way that the adapter does not understand ({error})", FIXED
+        f"the adapter does not support the structure of the graph ({error})", FIXED
     )
 
 
@@ -166,7 +167,7 @@ def _check(
         raise _RefusedError(
             AdaptationRefusal.of(
                 f"the weights in {', '.join(missing)} are missing next to the file",
-                "give a source that holds all of its files",
+                "use a source that contains all of its files",
             )
         )
     return adaptable
@@ -197,12 +198,16 @@ class _FileAdaptation:
             if isinstance(form, PaddingFree):
                 return self._adapt(form)
         except _RefusedError as error:
-            form = Padded(f"without padding its outputs differ ({error})")
+            form = Padded(f"without padding, its outputs differ ({error})")
         except (OSError, MemoryError):
             raise
         except Exception as error:
             # An unexpected kind of graph can still be adapted with padding.
-            form = Padded(f"the graph is not understood ({type(error).__name__}: {error})"[:300])
+            form = Padded(
+                (f"the structure of the graph is not supported ({type(error).__name__}: {error})")[
+                    :300
+                ]
+            )
         return self._adapt(form)
 
     def _form(self) -> PaddingFree | Padded:

@@ -73,8 +73,8 @@ class BucketSource:
                 raise self._error(error, place) from error
         if self._version is not None:
             raise SourceError(
-                f"revision {self._version} is an object's version, and {key or 'the URI'} is "
-                "no object: remove it, or name the object"
+                f"revision {self._version} is an object's version, but {key or 'the URI'} "
+                "is not an object; remove it, or specify the object"
             )
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         try:
@@ -82,7 +82,7 @@ class BucketSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"has no object {key.rstrip('/')} and nothing below it; check uri and path",
+                    f"has no object {key.rstrip('/')} and no objects below it; check uri and path",
                     missing=True,
                 ) from error
             raise
@@ -162,8 +162,8 @@ class BucketSource:
             )
         if store.certificate_problem is not None:
             return SourceError(
-                f"the server's certificate is not trusted ({store.certificate_problem}); name its"
-                " CA in source.caRef"
+                f"the server's certificate is not trusted ({store.certificate_problem}); "
+                "set its CA in source.caRef"
             )
         if store.is_proxy_refusal:
             return SourceError(PROXY_REFUSED)
@@ -174,8 +174,10 @@ class BucketSource:
                 restart=True,
             )
         hint = (
-            "; no credentials are given and the pod has no usable cloud identity: "
-            "name source.secretRef"
+            (
+                "; there are no credentials, and the pod has no usable cloud identity: set "
+                "source.secretRef"
+            )
             if self._ambient and store.is_identity_failure
             else ""
         )

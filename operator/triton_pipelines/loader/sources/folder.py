@@ -60,8 +60,8 @@ class FolderSource:
                     folders.remove(name)
                 elif (Path(at) / name).is_symlink():
                     raise SourceError(
-                        f"{(Path(at) / name).relative_to(root)} is a link to a folder; copy the"
-                        " folder into its place"
+                        f"{(Path(at) / name).relative_to(root)} is a link to a folder; "
+                        "replace the link with a copy of the folder"
                     )
             for name in files:
                 path = Path(at) / name
@@ -78,8 +78,8 @@ class FolderSource:
     def _fenced(self, path: Path, name: str) -> None:
         if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
             raise SourceError(
-                f"{name} leads out of its volume through a link or '..'; copy the file into the"
-                " volume"
+                f"{name} points outside its volume through a link or '..'; copy the file "
+                "into the volume"
             )
 
     @contextmanager

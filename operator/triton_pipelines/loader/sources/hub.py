@@ -103,7 +103,7 @@ class HubSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"has no file and no folder {path} at {self._commit}", missing=True
+                    f"contains no file or folder {path} at {self._commit}", missing=True
                 ) from error
             raise
 
@@ -115,7 +115,7 @@ class HubSource:
         commit = self.resolve()
         path = self._folder + name
         if path not in self._files:
-            raise SourceError(f"has no file {path} at {commit}", missing=True)
+            raise SourceError(f"contains no file {path} at {commit}", missing=True)
         url = huggingface_hub.hf_hub_url(self._repo, path, revision=commit, endpoint=self._endpoint)
         base, _, last = url.rpartition("/")
         source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
@@ -160,7 +160,9 @@ class HubSource:
     def _check_request(self, request: httpx.Request) -> None:
         """Refuse a redirect from https to http; other origins get no token (httpx sees to that)."""
         if self._endpoint.startswith("https://") and request.url.scheme != "https":
-            raise SourceError(f"the hub redirects from https to {request.url.scheme}://: refused")
+            raise SourceError(
+                f"the hub redirects from https to {request.url.scheme}://, which is not allowed"
+            )
 
     def _hub_error(self, error: HfHubHTTPError | HFValidationError) -> SourceError:
         """Translate what the hub answered."""
@@ -171,14 +173,14 @@ class HubSource:
                 )
             case GatedRepoError():
                 return SourceError(
-                    f"{self._repo} is gated; accept its terms, and name a token with access in"
-                    " source.secretRef"
+                    f"{self._repo} is gated; accept its terms, and provide a token with "
+                    "access in source.secretRef"
                 )
             case RevisionNotFoundError():
                 return SourceError(f"{self._repo} has no revision {self._revision}", missing=True)
             case RepositoryNotFoundError():
                 advice = (
-                    "check the name and the access of the token"
+                    "check the name and the permissions of the token"
                     if self._token
                     else "check the name, or set source.secretRef if it is private"
                 )
@@ -186,7 +188,7 @@ class HubSource:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
             return SourceError(
-                f"the hub rejected the token ({status}); check the secret of source.secretRef"
+                f"the hub rejected the token ({status}); check the Secret in source.secretRef"
             )
         return SourceError(
             f"the hub returned {status}",
@@ -199,7 +201,7 @@ def _connection_error(error: Exception) -> SourceError:
     if is_proxy_auth_error(error):
         return SourceError(PROXY_REFUSED)
     if certificate_error(error) is not None:
-        return SourceError("the hub's certificate is not trusted; name its CA in source.caRef")
+        return SourceError("the hub's certificate is not trusted; set its CA in source.caRef")
     return SourceError(
         f"the hub cannot be reached ({type(error).__name__}: {error})", retryable=True
     )

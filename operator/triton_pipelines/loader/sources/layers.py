@@ -163,7 +163,7 @@ def _make_way(name: str, into: Path) -> None:
     # Unpacking makes no links; the name alone would not show one that is there anyway.
     if not (into / name).parent.resolve().is_relative_to(into.resolve()):
         raise SourceError(
-            f"{name} leads out of its folder through a link; remove the link from the image"
+            f"{name} points outside its folder through a link; remove the link from the image"
         )
     for parent in PurePosixPath(name).parents:
         if (into / parent).is_file():

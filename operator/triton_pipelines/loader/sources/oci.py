@@ -188,7 +188,7 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"has no file and no folder {place or '/'} at {self._digest}", missing=True
+                    f"contains no file or folder {place or '/'} at {self._digest}", missing=True
                 ) from error
             raise
 
@@ -208,7 +208,7 @@ class OciSource:
             (layer for layer in self._layers if layer.digest == name), None
         )
         if layer is None:
-            raise SourceError(f"has no file {name} at {self._digest}", missing=True)
+            raise SourceError(f"contains no file {name} at {self._digest}", missing=True)
         start = offset if validator == layer.digest else 0
         with self._blob(layer, start) as body:
             yield FileBody(
@@ -260,15 +260,16 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"the registry has no {self._uri.repository}:{reference}; check the name and"
-                    " the access of the credentials",
+                    f"the registry has no {self._uri.repository}:{reference}; check the "
+                    "name and the permissions of the credentials",
                     missing=True,
                 ) from error
             raise
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
             raise SourceError(
-                f"the registry answered {reference} with something else ({digest})", retryable=True
+                f"the registry returned different content for {reference} ({digest})",
+                retryable=True,
             )
         return _object(data, "manifest"), digest
 
@@ -278,7 +279,9 @@ class OciSource:
             for chunk in decoded_chunks(response):
                 data += chunk
                 if len(data) > _MAX_DOCUMENT:
-                    raise SourceError("the registry's response is larger than a manifest may be")
+                    raise SourceError(
+                        "the registry's response exceeds the maximum size of a manifest"
+                    )
             return bytes(data)
 
     def _login(self, challenge: str) -> None:
@@ -300,8 +303,9 @@ class OciSource:
         is_downgrade = urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https"
         if is_downgrade or (basic and cleartext_host(realm) is not None):
             raise SourceError(
-                f"the registry names a token server without TLS ({urlsplit(realm).hostname}), to"
-                " which no credentials are sent; configure the registry with an https:// address"
+                "the registry uses a token server without TLS "
+                f"({urlsplit(realm).hostname}), to which no credentials are sent; configure "
+                "the registry with an https:// address"
             )
         scope = values.get("scope") or f"repository:{self._uri.repository}:pull"
         query = {
@@ -325,9 +329,9 @@ class OciSource:
 
 def _refused(presented: bool) -> SourceError:
     advice = (
-        "check the secret of source.secretRef"
+        "check the Secret in source.secretRef"
         if presented
-        else "name its credentials in source.secretRef"
+        else "set its credentials in source.secretRef"
     )
     return SourceError(f"the registry refused to issue a token; {advice}")
 
@@ -339,8 +343,8 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise SourceError(
-            f"the registry's {what} is not a JSON object; check whether the address leads to a"
-            " login page"
+            f"the registry's {what} is not a JSON object; check whether the address is that "
+            "of a login page"
         )
     return value
 

@@ -124,8 +124,8 @@ def _source_error(error: httpx.TransportError) -> SourceError:
     certificate = certificate_error(error)
     if certificate is not None:
         return SourceError(
-            f"the server's certificate is not trusted ({certificate.verify_message}); name its CA"
-            " in source.caRef"
+            f"the server's certificate is not trusted ({certificate.verify_message}); set "
+            "its CA in source.caRef"
         )
     return SourceError(
         f"{type(error).__name__}: {error}",
@@ -154,7 +154,9 @@ def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterat
                 return
             following = urljoin(url, response.headers.get("location", ""))
         if urlsplit(url).scheme == "https" and urlsplit(following).scheme != "https":
-            raise SourceError(f"redirects from https to {urlsplit(following).scheme}://: refused")
+            raise SourceError(
+                f"redirects from https to {urlsplit(following).scheme}://, which is not allowed"
+            )
         if _origin(following) != _origin(url):
             send.pop("Authorization", None)
         url = following
@@ -181,9 +183,9 @@ def _check_status(response: httpx.Response, url: str, *, presented: bool, is_own
     where = urlsplit(url).hostname
     if status in (401, 403):
         advice = (
-            "check the secret of source.secretRef"
+            "check the Secret in source.secretRef"
             if presented
-            else "name its credentials in source.secretRef"
+            else "set its credentials in source.secretRef"
         )
         raise SourceError(
             f"{where} returned {status} {response.reason_phrase}; {advice}",
@@ -297,7 +299,7 @@ def _inflated(chunks: Iterator[bytes], coding: str) -> Iterator[bytes]:
             try:
                 data = decoder.decompress(rest, _BLOCK)
             except zlib.error as error:
-                raise SourceError(f"sends a body that cannot be unpacked ({error})") from error
+                raise SourceError(f"sent a body that cannot be decompressed ({error})") from error
             unpacked += len(data)
             if unpacked > unpacked_limit(packed):
                 raise unpacked_error("a compressed body", packed)

@@ -138,8 +138,8 @@ def _add_auxiliary_models(
         if model.name in selection.uncalled:
             files.report.info(
                 model.origin,
-                "no step calls it; it is served as an auxiliary model, as in the repository"
-                " (--without leaves it out)",
+                "no step calls it; it is served as an auxiliary model, as in the "
+                "repository (--without excludes it)",
                 path,
             )
 

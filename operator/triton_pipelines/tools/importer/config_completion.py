@@ -168,8 +168,8 @@ def _adopt_operator_values(
         ):
             report.info(
                 f"{model.origin}: parameters[{key}]",
-                f"{config.parameters[key].string_value} becomes"
-                f" {base.parameters[key].string_value}, where the operator puts it",
+                f"{config.parameters[key].string_value} becomes "
+                f"{base.parameters[key].string_value}, where the operator stores it",
                 f"{step.path}.{about}",
             )
             config.parameters[key].CopyFrom(base.parameters[key])

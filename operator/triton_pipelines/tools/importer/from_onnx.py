@@ -88,7 +88,9 @@ def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
     """Refuse graphs with inputs that no pipeline can provide."""
     inputs = [tensor.name for tensor in given.graph.inputs]
     if not inputs:
-        raise MissingInformationError(f"{given.graph_name}: has no inputs; is it the whole model?")
+        raise MissingInformationError(
+            f"{given.graph_name}: has no inputs; is the file the complete model?"
+        )
     if cached := [name for name in inputs if name.startswith(_CACHE)]:
         raise MissingInformationError(
             f"{given.graph_name}: reads {cached[0]}, the cache of a generative model, which"
@@ -181,7 +183,8 @@ def _add_tokenizer(resource: ResourceDraft, given: DraftInputs, shape: _GraphSha
         spec["maxLength"] = shape.length
         resource.comment(
             "spec.tokenizer.maxLength",
-            f"The graph takes exactly {shape.length} tokens: every text is padded or cut to that.",
+            f"The graph takes exactly {shape.length} tokens: every text is padded or "
+            "truncated to this length.",
         )
         spec["padding"] = "Fixed"
     elif limits:
@@ -195,8 +198,9 @@ def _add_tokenizer(resource: ResourceDraft, given: DraftInputs, shape: _GraphSha
     else:
         resource.comment(
             "spec.tokenizer.maxLength",
-            "LOOK: no file says how many tokens the model takes; the default is"
-            f" {DEFAULT_MAX_LENGTH}. A model that takes fewer fails for longer texts.",
+            "LOOK: no file states how many tokens the model accepts; the default is "
+            f"{DEFAULT_MAX_LENGTH}. A model that accepts fewer tokens fails for longer "
+            "texts.",
         )
     vocabulary = model_facts.config(given.files).get("vocab_size")
     token_ids = _vocabulary(given.files)
@@ -236,8 +240,8 @@ def _add_model(
             entry["from"] = f"pipeline.{tensor.name}"
             resource.comment(
                 f"spec.model.inputs[{index}]",
-                f"The tokenizer does not produce {tensor.name}: clients send it. If a step should"
-                " produce it, add the step and reference it in from.",
+                f"The tokenizer does not produce {tensor.name}, so clients send it. If a "
+                "step should produce it, add the step and refer to it in from.",
             )
         inputs.append(entry)
     model["inputs"] = inputs

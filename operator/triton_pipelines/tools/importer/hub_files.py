@@ -62,8 +62,8 @@ class HubFiles:
             parsed = parse_hub(self._given)
             if parsed.path:
                 raise SourceError(
-                    "names a file in a repository; name the repository,"
-                    " and the file with --onnx-path"
+                    "refers to a file in a repository; specify the repository, and select "
+                    "the file with --onnx-path"
                 )
             self._open(parsed)
         except BaseException as error:

@@ -140,8 +140,9 @@ class FileSources:
         main = str(model.config.default_model_filename) or CODE
         if main != CODE and any(CODE in names for names in model.versions.values()):
             raise InexpressibleRepositoryError(
-                f"{model.origin}: default_model_filename: the code is in {main}, and next to it is"
-                f" {CODE}, whose name the operator gives to the code; rename {CODE}"
+                f"{model.origin}: default_model_filename: the code is in {main}, but "
+                f"{CODE}, the name under which the operator stores the code, also exists; "
+                f"rename {CODE}"
             )
         if main != CODE:
             model.config.default_model_filename = ""
@@ -206,8 +207,9 @@ class FileSources:
         )
         self.report.info(
             f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
-            f"{before} becomes {parameter.string_value}, where the operator puts the folder; links"
-            " in it must be resolved when it is uploaded, or pack it as .tar.gz with conda-pack",
+            f"{before} becomes {parameter.string_value}, where the operator stores the "
+            "folder; links in it must be resolved when it is uploaded, or pack it as "
+            ".tar.gz with conda-pack",
             f"{path}.files",
         )
 

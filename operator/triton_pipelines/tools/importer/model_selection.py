@@ -122,8 +122,8 @@ def _called_by_others(
 def _too_many(entry: RepositoryModel, names: Sequence[str]) -> ImportNote:
     return ImportNote(
         entry.origin,
-        f"a pipeline has at most {MAX_STEPS} auxiliary models; these models are called by no step"
-        f" and were left out: {_listed(names)}",
+        f"a pipeline has at most {MAX_STEPS} auxiliary models; these models are not called "
+        f"by any step and were omitted: {_listed(names)}",
     )
 
 
@@ -182,8 +182,8 @@ def _steps_of(
     for name in names:
         if name in repository.left_out:
             raise ModelRepositoryError(
-                f"--without: {name} is called by a step of {entry.name} and cannot be left out;"
-                " choose another ensemble with --ensemble, or remove the step"
+                f"--without: {name} is called by a step of {entry.name} and cannot be "
+                "excluded; choose another ensemble with --ensemble, or remove the step"
             )
         if name not in models:
             raise ModelRepositoryError(
@@ -215,7 +215,7 @@ def _entry(
     if name is not None:
         return _named_entry(repository, models, name)
     if not models and not repository.broken:
-        raise ModelRepositoryError("--without: leaves out every model; keep at least one")
+        raise ModelRepositoryError("--without: excludes every model; keep at least one")
     broken = [model for model in repository.broken.values() if model.ensemble]
     if broken or not models:
         _raise_broken_entry(repository, broken or list(repository.broken.values()), ensembles)

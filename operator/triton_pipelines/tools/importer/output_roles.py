@@ -108,8 +108,8 @@ def describe(
     unsupported = [tensor.name for tensor in graph.outputs if tensor.name not in names]
     if unsupported:
         plan.about_outputs.append(
-            "LOOK: left out, because their shape is missing or Triton does not support their"
-            f" type: {', '.join(unsupported)}."
+            "LOOK: omitted, because their shape is missing or Triton does not support "
+            f"their type: {', '.join(unsupported)}."
         )
     if not usable:
         plan.problem = (
@@ -257,9 +257,8 @@ def _classes(
         plan.about_fields["type"] += " A single score per row needs no labels."
     elif class_names and len(class_names) != count:
         plan.about_postprocess.append(
-            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes,"
-            f" but the graph has {count};"
-            " labels are left out."
+            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes, but the graph "
+            f"has {count}; labels are omitted."
         )
     elif class_names and model_facts.generic(class_names):
         plan.about_postprocess.append(
@@ -356,8 +355,8 @@ def _pooled(plan: OutputPlan, files: SidecarFiles, postprocess: str | None) -> N
         )
         return
     plan.about_postprocess.append(
-        f"LOOK: no file ({model_facts.POOLING}) says how to pool the vectors of tokens, so clients"
-        " get all of them. If the model produces embeddings, write one of:\n"
+        f"LOOK: no file ({model_facts.POOLING}) specifies how to pool the vectors of tokens, so"
+        " clients receive all of them. If the model produces embeddings, write one of:\n"
         "  postprocess: {type: MeanPooling}\n  postprocess: {type: FirstToken}"
     )
 

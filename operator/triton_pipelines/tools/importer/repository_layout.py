@@ -109,7 +109,7 @@ def config_in_wrong_place(path: Path) -> ImportNote | None:
         if file.is_file() and file.name.lower().startswith("config.p"):
             return ImportNote(
                 f"{path.name}/{file.name}",
-                f"is not a name that Triton reads; rename it to {path.name}/{CONFIG}",
+                f"is not a file name that Triton reads; rename it to {path.name}/{CONFIG}",
                 NoteSeverity.LOST,
             )
     return None

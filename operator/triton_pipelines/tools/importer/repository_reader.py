@@ -54,7 +54,7 @@ def read_repository(
     """
     if not folder.is_dir():
         raise ModelRepositoryError(
-            "is not a folder; give a Triton model repository, which has one folder per model"
+            "is not a folder; specify a Triton model repository, which has one folder per model"
         )
     models: dict[str, RepositoryModel] = {}
     broken: dict[str, BrokenModel] = {}
@@ -191,8 +191,8 @@ def _not_a_model(path: Path) -> ImportNote:
     if inner := model_folders(path):
         return ImportNote(
             path.name,
-            f"is itself a model repository ({', '.join(inner[:_SHOWN])}), which Triton does not"
-            " read from here, and was skipped; import that folder by itself",
+            f"is itself a model repository ({', '.join(inner[:_SHOWN])}), which Triton does "
+            "not read from here, and was skipped; import that folder separately",
             NoteSeverity.INFO,
         )
     return ImportNote(

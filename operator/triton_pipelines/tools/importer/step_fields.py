@@ -225,7 +225,8 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     place = f"{model.name}/{model.latest or 1}/{ENGINE_FILE}"
     if text is None:
         raise ModelRepositoryError(
-            f"{place}: is missing; it has the arguments of the engine, so copy it into the folder"
+            f"{place}: is missing; it contains the arguments of the engine, so copy it into "
+            "the folder"
         )
     try:
         arguments = json.loads(text)

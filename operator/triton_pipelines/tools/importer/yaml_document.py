@@ -62,9 +62,7 @@ class ResourceDraft:
         lines += _mapping(self.document, "", "", self.comments)
         text = "\n".join(lines) + "\n"
         if yaml.safe_load(text) != self.document:
-            raise AssertionError(
-                "the YAML that was written does not read back as the resource that was meant"
-            )
+            raise AssertionError("the generated YAML does not match the intended resource")
         return text
 
 

@@ -12,18 +12,24 @@ figures; :func:`summary_document` is their one JSON form. :class:`TextLengths` a
 from triton_pipelines.tools.loadgen.arrivals import due_times
 from triton_pipelines.tools.loadgen.engine import run_blocking, run_load
 from triton_pipelines.tools.loadgen.event_loop import precise_event_loop
-from triton_pipelines.tools.loadgen.grpc_client import INFER_METHOD
+from triton_pipelines.tools.loadgen.grpc_client import INFER_METHOD, channel_arguments
 from triton_pipelines.tools.loadgen.http_client import trusted_authorities
 from triton_pipelines.tools.loadgen.load_spec import (
     Array,
     Arrivals,
+    ClientTls,
     InferenceProtocol,
     LoadGeneratorError,
     LoadProgress,
     LoadSpec,
     LoadTarget,
 )
-from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER, encode_requests, http_body
+from triton_pipelines.tools.loadgen.payloads import (
+    LENGTH_HEADER,
+    encode_requests,
+    grpc_request,
+    http_body,
+)
 from triton_pipelines.tools.loadgen.request_failure import RequestFailure, RequestFailureKind
 from triton_pipelines.tools.loadgen.summary import (
     LoadResult,
@@ -60,6 +66,7 @@ __all__ = [
     "LENGTH_HEADER",
     "Array",
     "Arrivals",
+    "ClientTls",
     "InferenceProtocol",
     "InputValue",
     "LoadGeneratorError",
@@ -78,9 +85,11 @@ __all__ = [
     "TextLengths",
     "TextsError",
     "batches",
+    "channel_arguments",
     "due_times",
     "encode_requests",
     "generate_texts",
+    "grpc_request",
     "http_body",
     "is_perf_analyzer",
     "precise_event_loop",

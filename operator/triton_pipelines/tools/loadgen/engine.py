@@ -71,7 +71,7 @@ async def run_load(
     if target.protocol is InferenceProtocol.HTTP:
         transport = HttpTransport(target.url, spec.concurrency or spec.connections, spec.timeout_s)
     else:
-        transport = GrpcTransport(target.url, spec.timeout_s, target.headers)
+        transport = GrpcTransport(target.url, spec.timeout_s, target.headers, target.tls)
     await transport.start(
         spec.concurrency
         or _FIRST_CONNECTIONS * (1 if target.protocol is InferenceProtocol.HTTP else 16)

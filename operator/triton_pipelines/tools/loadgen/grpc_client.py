@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc
 
-from triton_pipelines.tools.loadgen.load_spec import LoadGeneratorError
+from triton_pipelines.tools.loadgen.load_spec import ClientTls, LoadGeneratorError
 from triton_pipelines.tools.loadgen.request_failure import OnRequestEnd, error_response
 
 INFER_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
@@ -25,6 +25,23 @@ _OPTIONS: Final = (
 )
 
 
+def channel_arguments(tls: ClientTls | None) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the credentials of a channel (``None`` for plaintext) and its options."""
+    if tls is None:
+        return None, [*_OPTIONS]
+    credentials = grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
+    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return credentials, [*_OPTIONS, *name]
+
+
+def open_channel(address: str, tls: ClientTls | None) -> Any:
+    """Return a channel to ``host:port``; ``tls``: ``None`` for plaintext."""
+    credentials, options = channel_arguments(tls)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
 class GrpcTransport:
     """Channels to one server.
 
@@ -34,10 +51,17 @@ class GrpcTransport:
         address: ``host:port``.
         timeout_s: Deadline of a request, in seconds.
         headers: Metadata sent with each request.
+        tls: How to connect with TLS; ``None`` for plaintext.
     """
 
-    def __init__(self, address: str, timeout_s: float, headers: Mapping[str, str]) -> None:
-        self._address = address
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        headers: Mapping[str, str],
+        tls: ClientTls | None = None,
+    ) -> None:
+        self._address, self._tls = address, tls
         self._timeout_s = timeout_s
         self._metadata = tuple((name.lower(), value) for name, value in headers.items())
         self._channels: list[Any] = []
@@ -52,7 +76,7 @@ class GrpcTransport:
             LoadError: the server cannot be reached.
         """
         for _ in range(max(1, min(_MAX_CHANNELS, -(-concurrency // _CALLS_PER_CHANNEL)))):
-            channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+            channel = open_channel(self._address, self._tls)
             self._channels.append(channel)
             self._calls.append(channel.unary_unary(INFER_METHOD))  # bytes out, bytes in
         try:
@@ -61,8 +85,9 @@ class GrpcTransport:
                     await channel.channel_ready()
         except TimeoutError:
             await self.close()
+            how = "" if self._tls is None else " with TLS and these certificates"
             raise LoadGeneratorError(
-                f"{self._address} cannot be reached over gRPC within {self._timeout_s:g} s"
+                f"{self._address} cannot be reached over gRPC{how} within {self._timeout_s:g} s"
             ) from None
 
     def send(self, payload: bytes, done: OnRequestEnd) -> None:

@@ -160,7 +160,7 @@ class HttpTransport:
 
     async def _sweep(self) -> None:
         """End requests that have exceeded their timeout."""
-        no_answer = timed_out(f"no answer within {self._timeout_s:g} s")
+        no_answer = timed_out(f"no response within {self._timeout_s:g} s")
         no_connection = timed_out(f"no free connection within {self._timeout_s:g} s")
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._timeout_s / 4))
@@ -214,7 +214,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = _describe_error(error) if error else "closed by the server"
-        self._end(RequestFailure(f"the connection broke: {reason}"))
+        self._end(RequestFailure(f"the connection was lost: {reason}"))
         self._owner.lost(self)
 
     def data_received(self, data: bytes) -> None:

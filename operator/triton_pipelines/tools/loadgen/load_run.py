@@ -179,7 +179,7 @@ class LoadRun:
             else:
                 self._record_end(
                     self._record_sent(self._next_request(), due, due),
-                    rejected(f"not sent: {pending} requests were waiting or under way"),
+                    rejected(f"not sent: {pending} requests were waiting or in progress"),
                 )
 
     def _backlog_seconds(self) -> float:
@@ -251,7 +251,7 @@ class LoadRun:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._request_ended.wait(), left)
         if self._in_flight:
-            given_up = timed_out(f"given up {grace:g} s after the end of the load")
+            given_up = timed_out(f"abandoned {grace:g} s after the end of the load")
             for place in np.flatnonzero(np.array(self._error) == _WAITING).tolist():
                 self._record_end(place, given_up)
 
@@ -315,8 +315,8 @@ class LoadRun:
             )
         if self._early_end.done() and not self._overloaded:
             raise LoadGeneratorError(
-                f"more than {MAX_REQUESTS} requests in one run; all their times are kept: use"
-                " a shorter --duration"
+                f"more than {MAX_REQUESTS} requests in one run, but the times of all "
+                "requests are kept in memory; use a shorter --duration"
             )
         if self._early_end.done():
             return False

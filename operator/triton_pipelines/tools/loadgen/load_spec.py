@@ -36,6 +36,20 @@ class Arrivals(enum.StrEnum):
 
 
 @dataclass(frozen=True)
+class ClientTls:
+    """How a gRPC client verifies the server, and identifies itself."""
+
+    authorities: bytes | None = None
+    """Trusted certificate authorities, PEM; ``None``: those that gRPC comes with."""
+    certificate: bytes | None = None
+    """Certificate of the client, PEM; ``None`` without mutual TLS."""
+    key: bytes | None = field(default=None, repr=False)
+    """Its private key, PEM."""
+    server_name: str = ""
+    """Host name in the server's certificate, if it is not that of the address."""
+
+
+@dataclass(frozen=True)
 class LoadTarget:
     """A model and the requests to send to it, in turn and starting over after the last one."""
 
@@ -62,6 +76,8 @@ class LoadTarget:
     """Further headers (HTTP) or metadata (gRPC); never logged."""
     path: str = ""
     """Path to post ``bodies`` to."""
+    tls: ClientTls | None = None
+    """TLS for gRPC; ``None``: plaintext."""
     bodies: Sequence[bytes] = field(default=(), repr=False)
     """Bodies to post instead of ``requests``, to a server other than Triton (HTTP only)."""
 
@@ -80,7 +96,7 @@ class LoadTarget:
         if self.protocol is InferenceProtocol.HTTP and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname
         ):
-            raise LoadGeneratorError(f"{self.url}: is not a server address; write http://HOST:PORT")
+            raise LoadGeneratorError(f"{self.url}: is not a server address; use http://HOST:PORT")
 
     def rows_of(self, number: int) -> int:
         """Return the number of rows of one of the requests."""
@@ -147,7 +163,8 @@ class LoadSpec:
             or self.rate < 0
         ):
             raise LoadGeneratorError(
-                "exactly one of concurrency, rate and schedule must be given, and greater than 0"
+                "exactly one of concurrency, rate and schedule must be set, and it must be "
+                "greater than 0"
             )
         for name, least in (
             ("duration_s", 0.0),

@@ -100,17 +100,31 @@ def raw_tensor(array: Array) -> bytes:
 
 
 def _grpc(target: LoadTarget, inputs: Mapping[str, Array]) -> bytes:
-    request = service_pb2.ModelInferRequest(model_name=target.model)
-    for name, array in inputs.items():
-        request.inputs.add(name=name, datatype=_data_type(name, array), shape=array.shape)
-        request.raw_input_contents.append(raw_tensor(array))
-    for name in target.outputs:
-        request.outputs.add(name=name)
+    request = grpc_request(target.model, inputs, target.outputs)
     return bytes(request.SerializeToString())
+
+
+def grpc_request(
+    model: str,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str] = (),
+    types: Mapping[str, str] | None = None,
+) -> Any:
+    """Return a ``ModelInferRequest``; ``inputs`` to ``types`` as for :func:`http_body`."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        data_type = types[name] if types else _data_type(name, array)
+        request.inputs.add(name=name, datatype=data_type, shape=array.shape)
+        request.raw_input_contents.append(raw_tensor(array))
+    for name in outputs:
+        request.outputs.add(name=name)
+    return request
 
 
 def _data_type(name: str, array: Array) -> str:
     data_type: str | None = np_to_triton_dtype(array.dtype)
     if data_type is None:
-        raise LoadGeneratorError(f"input {name} has type {array.dtype}, which Triton does not know")
+        raise LoadGeneratorError(
+            f"input {name} has type {array.dtype}, which Triton does not support"
+        )
     return data_type

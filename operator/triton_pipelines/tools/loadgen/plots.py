@@ -129,8 +129,8 @@ def check_available() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise PlotError(
-            "matplotlib is not installed; run `pip install matplotlib`, or install"
-            " triton-pipelines with its extra `plots`"
+            "matplotlib is not installed; run `pip install matplotlib`, or install "
+            "triton-pipelines with the `plots` extra"
         )
 
 
@@ -249,7 +249,7 @@ def _draw_series(
         "marker": "none" if series.line_only else marker,
         "markersize": 5.5,
     }
-    name = series.name if points else f"{series.name} (no point: nothing was answered)"
+    name = series.name if points else f"{series.name} (no point: there was no response)"
     handle = Line2D([], [], label=name, **line)
     x = [point.throughput for point in points]
     y = [min(point.latency_ms, top) for point in points]

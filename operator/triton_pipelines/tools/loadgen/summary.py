@@ -261,7 +261,7 @@ def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE)
         mean = sum(values) / len(values) if values else math.nan
         # Comparisons with NaN or with nothing are false, which means not stable.
         if not (mean > 0):
-            return LoadStability(False, "a window without an answer", tuple(windows))
+            return LoadStability(False, "a window without a response", tuple(windows))
         worst = max(abs(value - mean) / mean for value in values)
         if worst > tolerance:
             reasons.append(f"{label} differs by {worst:.0%} between windows")

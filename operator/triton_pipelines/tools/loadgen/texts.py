@@ -58,8 +58,8 @@ class TextLengths:
             name, found, value = (piece.strip() for piece in part.partition("="))
             if not found or name not in ("median", "sigma", "cap") or name in values:
                 raise TextsError(
-                    f"{part.strip()!r}: write median=TOKENS,sigma=NUMBER,cap=TOKENS, each at most"
-                    " once"
+                    f"{part.strip()!r}: use median=TOKENS,sigma=NUMBER,cap=TOKENS, each at "
+                    "most once"
                 )
             try:
                 values[name] = float(value)
@@ -76,8 +76,8 @@ class TextLengths:
             or values.get("cap", 1) % 1
         ):
             raise TextsError(
-                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (a whole number) and 0 <= sigma <= 10"
-                " must hold"
+                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (an integer) and 0 <= sigma <= "
+                "10 are required"
             )
         return result
 
@@ -185,7 +185,7 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
             {str(name): _tensor(value, f"{place}.{name}") for name, value in entry.items()}
         )
     if not result:
-        raise TextsError('"data" contains no request')
+        raise TextsError('"data" contains no requests')
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(

@@ -16,6 +16,7 @@ import httpx
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from triton_pipelines.tools.loadgen.grpc_client import open_channel
 from triton_pipelines.tools.loadgen.http_client import trusted_authorities
 from triton_pipelines.tools.loadgen.load_spec import (
     InferenceProtocol,
@@ -178,9 +179,7 @@ class StatisticsReader:
     async def __aenter__(self) -> Self:
         target = self._target
         if target.protocol is InferenceProtocol.GRPC:
-            self._channel = grpc.aio.insecure_channel(
-                target.url, options=(("grpc.enable_http_proxy", 0),)
-            )
+            self._channel = open_channel(target.url, target.tls)
         else:
             # Reading the CA certificates takes longer than many requests, and without TLS they are
             # not needed. The trusted authorities are those of the load itself.

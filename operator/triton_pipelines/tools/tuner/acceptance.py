@@ -227,7 +227,7 @@ def decide(
         elif best is None or (rate, -place) > (best[0], -best[1]):
             best = (rate, place, setting)
     if best is None:
-        reason = "; ".join(rejections) or "no other setting is predicted to serve more"
+        reason = "; ".join(rejections) or "no other setting is predicted to serve more requests"
         return SettingDecision(current, baseline.met, 0.0, reason)
     rate, _, setting = best
     # The current setting's maximum is between the two: the gain counts from the highest rate that

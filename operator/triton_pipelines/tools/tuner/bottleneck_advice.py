@@ -96,31 +96,31 @@ def advise(
     if load.share < BUSY_SHARE and load.slowdown < STRETCHED and not at_limit:
         return BottleneckAdvice(
             Bottleneck.QUEUE,
-            f"Queue-bound: p99 reaches the latency budget while {load.text}: requests wait for the"
-            " batch that is being computed. A higher SLO, more instances (shorter waits at the"
-            " same batch size) or shorter batches (smaller maxBatchSize) help; more compute does"
-            " not.",
+            f"Queue-bound: p99 reaches the latency budget while {load.text}: requests wait "
+            "for the batch that is being computed. Raise the SLO, add instances (shorter "
+            "waits at the same batch size), or use smaller batches (lower maxBatchSize). "
+            "More compute does not help.",
         )
     if not is_model and load.share >= BUSY_SHARE:
         return BottleneckAdvice(
             Bottleneck.CPU,
-            f"CPU-bound: {load.text}, before the model is busy. More instances of it help (one core"
-            f" each; {cores:g} available); larger batches of the model do not.",
+            f"CPU-bound: {load.text}, before the model is busy. Add instances of this step "
+            f"(one core each; {cores:g} available). Larger batches of the model do not help.",
         )
     if load.slowdown >= STRETCHED or (cpu_model and load.cpu >= 0.8 * cores):
         return BottleneckAdvice(
             Bottleneck.CPU,
-            f"CPU-bound: under load, steps take {load.slowdown:.2g} times as long as alone and keep"
-            f" {load.cpu:.1f} of {cores:g} cores busy. More cores, or the model on a GPU, help;"
-            " batching settings hardly do.",
+            f"CPU-bound: under load, steps take {load.slowdown:.2g} times as long as alone "
+            f"and keep {load.cpu:.1f} of {cores:g} cores busy. Add cores, or run the model "
+            "on a GPU. Batching settings have little effect.",
         )
     if not is_model:
         return BottleneckAdvice(
             Bottleneck.QUEUE,
-            f"Queue-bound: {load.text} at the highest rate that counts, and no other step is"
-            " busier: the time is spent before and between the steps, by waiting, a CPU limit"
-            " of the pod, or other load on the machine. A higher SLO, a higher limit or an"
-            " idle machine helps; more instances do not.",
+            f"Queue-bound: {load.text} at the highest valid rate, and no other step is "
+            "busier. The time is spent before and between the steps, because of waiting, "
+            "the pod's CPU limit, or other load on the machine. Raise the SLO or the "
+            "limit, or use an idle machine. More instances do not help.",
         )
     return _model_advice(pipe, load, seen.get(load.slowest.name))
 
@@ -137,9 +137,9 @@ def _model_advice(
     if stage.equal_lengths and rows < ALONE * pipe.rows:
         return BottleneckAdvice(
             Bottleneck.BATCHING,
-            f"Batching is ineffective: {load.text} with {rows / pipe.rows:.1f} requests per batch,"
-            " because only requests of equal length share one. Ragged inputs, or padding Bucketed"
-            " or Fixed, help.",
+            f"Batching is ineffective: {load.text} with {rows / pipe.rows:.1f} requests per "
+            "batch, because only requests of equal length share one. Use Ragged inputs, or "
+            "padding Bucketed or Fixed.",
         )
     factor = padding_factor(pipe, stage, rows)
     cost = stage.cost
@@ -148,23 +148,23 @@ def _model_advice(
     if factor >= PADDED and tokens > 0.4 * total:
         return BottleneckAdvice(
             Bottleneck.PADDING,
-            f"Padding-bound: {load.text}, and computes {factor:.1f} tokens for each real one."
-            " Padding Ragged (or more buckets) and micro-batches sorted by length help; larger"
-            " batches make it worse.",
+            f"Padding-bound: {load.text}, and computes {factor:.1f} tokens for each real "
+            "token. Use padding Ragged (or more buckets), or micro-batches sorted by "
+            "length. Larger batches increase the cost.",
         )
     if cost.fixed > FIXED_SHARE * total:
         return BottleneckAdvice(
             Bottleneck.COMPUTE,
-            f"Compute-bound by the fixed cost of executions: {load.text},"
-            f" {cost.fixed / total:.0%} of it independent of the rows ({rows:.0f} per batch)."
-            " Fuller batches (a longer delay, clients that send more rows) or a compiled engine"
-            " help.",
+            f"Compute-bound by the fixed cost of executions: {load.text}, "
+            f"{cost.fixed / total:.0%} of it independent of the rows ({rows:.0f} per "
+            "batch). Fill the batches (with a longer delay, or clients that send more "
+            "rows), or use a compiled engine.",
         )
     return BottleneckAdvice(
         Bottleneck.COMPUTE,
-        f"Compute-bound: {load.text}, most of it per row, at {rows:.0f} rows per batch. Larger"
-        " batches gain little; a faster or smaller model, lower precision, another GPU or another"
-        " replica helps.",
+        f"Compute-bound: {load.text}, most of it per row, at {rows:.0f} rows per batch. "
+        "Larger batches have little effect. Use a faster or smaller model, lower "
+        "precision, another GPU or another replica.",
     )
 
 

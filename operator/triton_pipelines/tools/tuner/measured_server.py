@@ -112,15 +112,17 @@ class MeasuredServer:
                 self._first[name] = wanted if is_same_config(running, wanted) else running
                 if shown := setting_difference(running, wanted):
                     self.notes.append(
-                        f"{name} ran with {shown} in the resource: the setting of the resource is"
-                        " measured as the current one, and the running one is restored afterwards"
+                        f"{name} was running with {shown} in the resource: the tuner "
+                        "measures the resource's setting as the current one, and restores "
+                        "the running setting afterwards"
                     )
             if cached := sorted(
                 name for name, config in self._first.items() if config.response_cache.enable
             ):
                 self.notes.append(
-                    f"{', '.join(cached)}: the response cache is off while settings are measured;"
-                    " repeated requests can be served in addition to the measured rates"
+                    f"{', '.join(cached)}: the response cache is disabled during "
+                    "measurements; with the cache, the server can handle repeated requests "
+                    "in addition to the measured rates"
                 )
         except TritonError as error:
             await self.client.close()
@@ -204,7 +206,7 @@ class MeasuredServer:
                 # Such as a delay that is longer than the queue's timeout.
                 raise SettingRefusedError(f"it rejects a single request: {error.reason}") from error
             except TritonError as error:
-                raise TuneError(f"the server does not respond with {setting}: {error}") from error
+                raise TuneError(f"with {setting}, the server does not respond: {error}") from error
 
     async def _ask_alone(self, request: RequestTensors) -> None:
         """Send one request while no other is in flight.
@@ -288,7 +290,7 @@ class MeasuredServer:
                     *(ask(number, limit) for number in range(len(requests)) if number not in found)
                 )
             except TritonError as error:
-                raise TuneError(f"the server does not answer: {error}") from error
+                raise TuneError(f"the server does not respond: {error}") from error
         if len(found) < len(requests):
             raise RequestShedError(str(shed)) from shed
         return [found[number] for number in range(len(requests))]

@@ -51,15 +51,15 @@ def slo_and_latency_budget(
     slo = options.slo_ms if options.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
     if slo is None:
         raise NotTunableError(
-            "spec.slo.p99Milliseconds: is not set; tuning needs a latency target: set it, or pass"
-            " --slo"
+            "spec.slo.p99Milliseconds: is not set, but tuning needs a latency target; set "
+            "it, or use --slo"
         )
     budget = pipeline.spec.slo.latency_budget_milliseconds(slo, options.network_and_queue_ms)
     if budget is None or budget <= 0:
         network_and_queue = slo - (budget or 0.0)
         raise NotTunableError(
-            f"spec.slo.networkAndQueueBudgetMilliseconds: {network_and_queue:g} ms leave nothing"
-            f" of the {slo:g} ms SLO for the pipeline; lower it, or raise the SLO"
+            f"spec.slo.networkAndQueueBudgetMilliseconds: {network_and_queue:g} ms use up "
+            f"the whole SLO of {slo:g} ms; lower the budget, or raise the SLO"
         )
     return slo / 1e3, budget / 1e3
 

@@ -366,20 +366,21 @@ def describe(
         f"a model execution costs {cost.fixed * cost.scale * 1e3:.2f} ms plus"
         f" {cost.per_token * cost.scale * 1e6:.2f} us per token"
         if cost.fitted
-        else "the model's timings do not fit a linear model, and the measured values are used"
+        else "the model's timings do not fit a linear model, so the measured values are used"
     )
     text = f"Padding: {law}; {ranking.rows} rows of this mix take {ranking.figures}."
     if not ranking.is_better:
         return f"{text} Keep {padding}: no other is predicted to be {MIN_SAVING:.0%} cheaper."
     if verified == padding:
-        return f"{text} {padding} is cheapest, and verified on the server."
+        return f"{text} {padding} is cheapest, and this was verified on the server."
     if best.candidate.blocker:
         text += f" {padding} is cheapest, but only predicted: {best.candidate.blocker}."
     elif refused:
         text += f" {padding} was predicted to be cheapest and is not recommended: {refused}."
     else:
         text += (
-            f" {padding} is predicted to be cheapest; no gain of the whole pipeline is verified."
+            f" {padding} is predicted to be cheapest, but no gain was verified for the "
+            "whole pipeline."
         )
     if verified is not None and verified.mode:
         text += f" {verified} is verified on the server."

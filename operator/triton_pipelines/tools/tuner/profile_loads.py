@@ -38,7 +38,7 @@ async def apply_largest_accepted(
             [
                 (
                     bare,
-                    f"padding {setting.padding}, to time rows of several lengths, is refused: {{}}",
+                    f"padding {setting.padding}, for timing several lengths, was rejected: {{}}",
                 )
             ]
             if setting.padding.mode
@@ -46,11 +46,11 @@ async def apply_largest_accepted(
         ),
         (
             replace(bare, model_instances=server.current.model_instances),
-            f"{setting.model_instances} model instances are refused: {{}}",
+            f"{setting.model_instances} model instances were rejected: {{}}",
         ),
         (
             replace(server.current, queue_delay=0),
-            f"batch size {setting.max_batch_size} is refused: {{}}",
+            f"batch size {setting.max_batch_size} was rejected: {{}}",
         ),
     ]
     notes: list[str] = []
@@ -64,7 +64,7 @@ async def apply_largest_accepted(
         if note:
             notes.append(note.format(reason))
         return one, notes
-    raise TuneError(f"the server refuses its own setting: {reason}")
+    raise TuneError(f"the server rejects its own setting: {reason}")
 
 
 async def timed_load(

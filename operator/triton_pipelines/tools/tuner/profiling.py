@@ -198,8 +198,9 @@ class _Profiler:
                 slow[length] = size
         if slow.get(self._usual) == sizes[0]:
             raise TuneError(
-                "a single request of the usual length exceeds the latency budget of"
-                f" {latency_budget * 1e3:.0f} ms: no batching can meet it; raise spec.slo"
+                "a single request of the usual length exceeds the latency budget of "
+                f"{latency_budget * 1000.0:.0f} ms, so no batching setting can meet it; "
+                "raise spec.slo"
             )
 
     async def _time_cell(self, length: int, size: int, *, is_smallest: bool) -> float:
@@ -249,7 +250,9 @@ class _Profiler:
         costs = {}
         for step in self._graph.steps:
             if not self.samples[step.name]:
-                raise TuneError(f"{step.name}: the server reports no batch statistics of it")
+                raise TuneError(
+                    f"{step.name}: the server reports no batch statistics for this step"
+                )
             costs[step.name] = fit(self.samples[step.name])
         pipe = pipeline_model(self._graph, self._work, costs, self._overhead)
         if self._timing is None:

@@ -197,12 +197,13 @@ def _nothing_met_message(found: TuningFindings) -> str:
         else "too many requests failed for a p99"
     )
     return (
-        f"No setting met the SLO of {found.slo * 1e3:g} ms (latency budget"
-        f" {found.latency_budget * 1e3:g} ms). Between {_rate(min(rates))} and {_rate(max(rates))}"
-        f" requests/s {p99}. Keep the current setting ({found.current}): no other is verified to"
-        " meet it. Raise spec.slo.p99Milliseconds, or give the pod what the advice says. If this"
-        " pipeline serves fewer requests/s, measure lower rates with a thorough run (--thorough,"
-        " spec.tuning.mode: Thorough)."
+        f"No setting met the SLO of {found.slo * 1000.0:g} ms (latency budget "
+        f"{found.latency_budget * 1000.0:g} ms). Between {_rate(min(rates))} and "
+        f"{_rate(max(rates))} requests/s {p99}. Keep the current setting ({found.current}): "
+        "no other setting was verified to meet it. Raise spec.slo.p99Milliseconds, or give "
+        "the pod the resources that the advice recommends. If this pipeline serves fewer "
+        "requests/s, measure lower rates with a thorough run (--thorough, "
+        "spec.tuning.mode: Thorough)."
     )
 
 

@@ -72,8 +72,9 @@ def _noise_notes(found: TuningFindings) -> Iterator[str]:
         met, least = max(within, default=0.0), min(exceeded, default=math.inf)
         if least < met:
             yield (
-                f"{setting} met the latency budget at {met:.0f} requests/s and exceeded it at"
-                f" {least:.0f}: the machine is busy with other work; measure again when it is idle"
+                f"{setting} met the latency budget at {met:.0f} requests/s and exceeded it "
+                f"at {least:.0f}, because the machine is busy with other work; measure "
+                "again when it is idle"
             )
 
 
@@ -129,8 +130,8 @@ def _accuracy_notes(measured: Sequence[SettingMeasurement], latency_budget: floa
     if fewest is not None and (answers := len(fewest.load.latencies)) < MIN_ANSWERS:
         seconds = math.ceil(fewest.load.seconds * MIN_ANSWERS / answers)
         yield (
-            f"a point has only {answers} answers, too few for a p99: the real one may be higher;"
-            f" --seconds {seconds} measures enough"
+            f"a point has only {answers} responses, which is too few for a p99, so the "
+            f"actual p99 might be higher; use --seconds {seconds} for enough responses"
         )
 
 
@@ -138,8 +139,8 @@ def _change_notes(found: TuningFindings, recommended: PredictedSetting) -> Itera
     rows = found.decision.setting.max_batch_size
     if found.decision.is_better and rows < found.current.max_batch_size:
         yield (
-            f"with this setting a request may have at most {rows} rows,"
-            f" down from {found.current.max_batch_size}"
+            f"with this setting, a request can have at most {rows} rows, down from "
+            f"{found.current.max_batch_size}"
         )
     least = (1 - RATE_TOLERANCE) * recommended.rate
     close = [one for one in found.predictions if one.rate >= least and one.rate > 0]

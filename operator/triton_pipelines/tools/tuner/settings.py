@@ -68,8 +68,8 @@ def tuned_step(graph: Graph) -> Step:
         )
     if step.max_batch_size <= 0:
         raise NotTunableError(
-            "spec.model.maxBatchSize: is 0, so the model never batches; set it to the most rows"
-            " that the model accepts"
+            "spec.model.maxBatchSize: is 0, so the model never batches; set it to the "
+            "maximum number of rows that the model accepts"
         )
     if step.batching is None:
         field = (
@@ -81,7 +81,8 @@ def tuned_step(graph: Graph) -> Step:
         )
     if step.batching.priority_levels and graph.decoupled:
         raise NotTunableError(
-            "spec.model.decoupled: a step with any number of responses has no latency to tune for"
+            "spec.model.decoupled: a step that can send any number of responses has no "
+            "latency to optimize"
         )
     return step
 

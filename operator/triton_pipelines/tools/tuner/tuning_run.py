@@ -117,7 +117,9 @@ class TuningRun:
         tried = any(one.setting != self.server.current for one in self.measured)
         if self.refused and not found.is_better and not tried:
             return replace(
-                found, reason="all settings predicted to serve more were refused, see the notes"
+                found,
+                reason="all settings that are predicted to serve more requests were rejected; see "
+                "the notes",
             )
         return found
 
@@ -199,8 +201,8 @@ class TuningRun:
         )
         if one.load.faults:
             raise TuneError(
-                f"requests fail at {one.rate:.0f} requests/s, without overload:"
-                f" {one.load.first_error}"
+                f"requests fail at {one.rate:.0f} requests/s without overload: "
+                f"{one.load.first_error}"
             )
         self._recalibrate(one, seen)
 
@@ -248,9 +250,9 @@ class TuningRun:
         low = 0.2 + step * (self.effort.points - self.points_left)
         if not self.has_time_for(1):
             self.notes.append(
-                f"the run reached its time limit after {len(self.measured)} points (another takes"
-                f" {self._point_seconds():.0f} s here): this machine is slow or busy;"
-                " --thorough allows more time"
+                f"the run reached its time limit after {len(self.measured)} points (another "
+                f"takes {self._point_seconds():.0f} s here), because this machine is slow "
+                "or busy; --thorough allows more time"
             )
             self.points_left = 0
             return None
@@ -280,7 +282,7 @@ class TuningRun:
             )
         if setting.padding != PaddingSetting():
             self.padding_refused = str(error)
-        self.notes.append(f"{setting} is refused: {error}")
+        self.notes.append(f"{setting} was rejected: {error}")
 
     def _point_seconds(self) -> float:
         """Return the seconds that another point takes."""

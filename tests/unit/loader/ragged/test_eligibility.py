@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a text": (
         more_output("text", TensorProto.STRING, "batch"),
-        "output text is STRING, which has no value to mark a broken row with",
+        "output text is STRING, a type that has no value to mark invalid rows",
     ),
     "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
     "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no axis of rows"),
@@ -336,7 +336,7 @@ def test_local_functions_are_written_out() -> None:
     as_calls(model)
     onnx.checker.check_model(model)
     weights = [tensor.SerializeToString() for tensor in model.graph.initializer]
-    assert "calls the local function Look, into which its inputs cannot be followed" in said(
+    assert "calls the local function Look, in which its inputs cannot be tracked" in said(
         model, encoder.plan()
     )
     inline_local_functions(model)

@@ -83,7 +83,7 @@ def test_a_file_is_adapted_and_proven(
     assert isinstance(done, AdaptedFile), str(done)
     assert done.verification.evaluator is means
     assert done.verification.difference < 1
-    assert f"batched rows give the outputs of single rows in {means}" in str(done)
+    assert f"batched rows have the same outputs as single rows in {means}" in str(done)
     assert "input_ids below 50, token_type_ids below 2, at most 40 tokens" in str(done)
     assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
     answers(file)
@@ -208,7 +208,7 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
     stock = file.read_bytes()
     done = adapt_file(file, ENCODER.plan(max_length=40))
     assert isinstance(done, AdaptationRefusal)
-    assert "limit its rows to 3 tokens, but it accepts longer ones" in str(done)
+    assert "limit rows to 3 tokens, but the graph accepts longer rows" in str(done)
     assert file.read_bytes() == stock
 
 
@@ -279,7 +279,7 @@ def test_the_highest_id_is_tried(file: Path) -> None:
     onnx.save(model, str(file))
     done = adapt_file(file, ENCODER.plan(vocabulary=VOCABULARY + 1))
     assert isinstance(done, AdaptationRefusal)
-    assert "does not run the file as it is" in str(done)
+    assert "cannot run the file unchanged" in str(done)
     assert isinstance(adapt_file(file, ENCODER.plan(vocabulary=VOCABULARY)), AdaptedFile)
 
 
@@ -384,7 +384,7 @@ def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
 def test_a_guard_that_does_not_guard_is_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_padding, "_guard", lambda build, lengths: build.scalar(1))
     onnx.save(make(ENCODER), str(file))
-    assert "the guard against rows that Triton left unfilled does not work" in str(
+    assert "the guard against rows that Triton did not fill does not work" in str(
         adapt_file(file, ENCODER.plan())
     )
 
@@ -401,8 +401,8 @@ def test_a_graph_that_the_engine_cannot_run_is_not_adapted_on_trust(
     done = adapt_file(file, ENCODER.plan())
     assert isinstance(done, AdaptationRefusal), str(done)
     assert (
-        "equal outputs cannot be shown: the reference evaluator of ONNX does not run the file "
-        "as it is" in str(done)
+        "equal outputs cannot be shown: the reference evaluator of ONNX cannot run the file "
+        "unchanged" in str(done)
     )
     assert file.read_bytes() == stock
 
@@ -533,7 +533,7 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
         env={"PYTHONPATH": f"{root}:{root.parent}", "OPENBLAS_NUM_THREADS": "1"},
     )
     assert (
-        "batched rows give the outputs of single rows in the reference evaluator of ONNX"
+        "batched rows have the same outputs as single rows in the reference evaluator of ONNX"
         in done.stdout
     ), done.stderr
 

@@ -290,8 +290,8 @@ def test_an_unexpected_error_is_a_refusal_that_names_it(
     (finding,) = report.findings
     assert (code, finding.reason) == (2, LoadReason.RAGGED_UNSUPPORTED)
     assert finding.message == (
-        f"{URI} cannot process requests of different lengths in one batch: the graph is built in "
-        "a way that the adapter does not understand "
+        f"{URI} cannot process requests of different lengths in one batch: the adapter "
+        "does not support the structure of the graph "
         "(IndexError: list index out of range); set spec.tokenizer.padding to Fixed"
     )
 

@@ -262,7 +262,7 @@ def test_on_a_gpu_it_stays_padded(tmp_path: Path) -> None:
     structure = Structure()
     done = adapted_file(make(structure), structure.plan(), tmp_path, on_cpu=False)
     assert isinstance(done.form, Padded)
-    assert "on a GPU, batches of usual size are faster with padding" in str(done)
+    assert "on a GPU, batches of typical size are faster with padding" in str(done)
 
 
 @pytest.mark.parametrize("oddity", [oddgraphs.loop, oddgraphs.scan, oddgraphs.sequences])
@@ -308,7 +308,7 @@ def test_a_graph_inside_a_branch_stays_padded(tmp_path: Path) -> None:
     structure = Structure(pooling=Pooling.FIRST)
     done = adapted_file(in_a_branch(make(structure)), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
-    assert "no matrix products with weights that treat each token by itself" in str(done)
+    assert "no matrix products with weights that process each token independently" in str(done)
 
 
 def test_a_graph_with_rows_behind_places_stays_padded(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_wrong_rewrite_is_found_and_the_file_padded(
     fault(monkeypatch)
     done = adapted_file(make(structure), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
-    assert "without padding its outputs differ" in str(done)
+    assert "without padding, its outputs differ" in str(done)
     assert done.verification.difference < 1
 
 
@@ -409,7 +409,7 @@ def test_a_graph_that_the_rewrite_does_not_understand_is_padded(
     structure = Structure()
     done = adapted_file(make(structure), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
-    assert "the graph is not understood (KeyError: 'some tensor')" in str(done)
+    assert "the structure of the graph is not supported (KeyError: 'some tensor')" in str(done)
 
 
 CPU = "instance_group [{ kind: KIND_CPU }]"

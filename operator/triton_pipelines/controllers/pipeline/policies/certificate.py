@@ -8,40 +8,90 @@ from copy import deepcopy
 from typing import Any
 
 from triton_pipelines.api import names
+from triton_pipelines.api.tls import Tls
+from triton_pipelines.compile.render.pod_volumes import mounted_tls
 from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.status_events import Event
 
 from .revision import WAITING_SECONDS
+from .rollout import Rollout
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Record the certificate of the Secret, and keep the trust in those that pods still use.
+    """Record the certificate that new pods mount, and keep the trust in those that pods still use.
+
+    That is the certificate of the revision to run. While the current spec cannot be acted on, or
+    was rolled back, it may name another Secret.
 
     A change is not part of the revision: sources without a version would be resolved again. Like a
     new operator release, it rolls a few pipelines at a time.
     """
-    state, found = draft.state.certificate, snapshot.certificate
-    if found is None or found.digest == state.digest:
-        return Outcome(states=(_needed(state, snapshot),))
-    if state.digest and not draft.context.may_roll:
-        return Outcome(states=(_needed(state, snapshot),), requeue_after=WAITING_SECONDS)
-    recorded = CertificateState(
-        found.digest,
-        {**state.roots, found.digest: found.roots},
-        {**state.hosts, found.digest: found.name},
+    rollout, state = draft.of(Rollout), draft.state.certificate
+    tls = _tls_of(snapshot, draft, rollout.target)
+    if tls is None:
+        return Outcome(states=(_needed(state, snapshot, draft),))
+    secret = tls.secret_name
+    readings = (snapshot.desired_certificate, snapshot.certificate)
+    found = next((one for one in readings if one is not None and one.secret == secret), None)
+    before = state.digests.get(secret) or _deployed(snapshot, secret)
+    is_renewal = (
+        found is not None
+        and before not in ("", found.digest)
+        and rollout.target == snapshot.deployed_revision()
     )
-    text = f"the certificate in Secret {found.secret} changed; the pods are replaced one by one"
+    requeue_after = WAITING_SECONDS if is_renewal and not draft.context.may_roll else None
+    if found is None or requeue_after is not None:
+        state = _with_digest(state, secret, before)
+    else:
+        state = CertificateState(
+            {**state.digests, secret: found.digest},
+            {**state.roots, found.digest: found.roots},
+            {**state.hosts, found.digest: found.name},
+        )
+    text = f"the certificate in Secret {secret} changed; the pods are replaced one by one"
     event = Event(False, "CertificateChanged", "RollOut", text)
-    return Outcome(states=(_needed(recorded, snapshot),), events=(event,) if state.digest else ())
+    return Outcome(
+        states=(_needed(state, snapshot, draft),),
+        events=(event,) if is_renewal and requeue_after is None else (),
+        requeue_after=requeue_after,
+    )
 
 
-def _needed(state: CertificateState, snapshot: Snapshot) -> CertificateState:
-    """Return the state without certificates that no pod uses."""
-    used = {state.digest, *(pod.certificate for pod in snapshot.pods)}
+def _tls_of(snapshot: Snapshot, draft: Draft, revision: str) -> Tls | None:
+    """Return ``server.tls`` of a revision; ``None`` without TLS."""
+    record, spec = snapshot.revision_record(revision), draft.of(ReconciledSpec)
+    if record is not None:
+        return mounted_tls(record["template"])
+    return spec.pipeline.spec.server.tls if revision == spec.revision.name else None
+
+
+def _deployed(snapshot: Snapshot, secret: str) -> str:
+    """Return the hash that the Deployment names for a Secret: the record of it may be lost."""
+    template = ((snapshot.deployment or {}).get("spec") or {}).get("template") or {}
+    tls = mounted_tls(template)
+    if tls is None or tls.secret_name != secret:
+        return ""
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    return str(annotations.get(names.ANNOTATION_CERTIFICATE, ""))
+
+
+def _with_digest(state: CertificateState, secret: str, digest: str) -> CertificateState:
+    digests = {**state.digests, secret: digest} if digest else state.digests
+    return CertificateState(digests, state.roots, state.hosts)
+
+
+def _needed(state: CertificateState, snapshot: Snapshot, draft: Draft) -> CertificateState:
+    """Return the state without certificates that no pod uses, and no pod would after a rollback."""
+    rollout = draft.of(Rollout)
+    revisions = [_tls_of(snapshot, draft, one) for one in (rollout.target, rollout.state.verified)]
+    secrets = {tls.secret_name for tls in revisions if tls is not None}
+    digests = {secret: one for secret, one in state.digests.items() if secret in secrets}
+    used = {*digests.values(), *(pod.certificate for pod in snapshot.pods)}
     return CertificateState(
-        state.digest,
+        digests,
         {one: roots for one, roots in state.roots.items() if one in used},
         {one: host for one, host in state.hosts.items() if one in used},
     )
@@ -52,13 +102,14 @@ def with_certificate(template: Mapping[str, Any], state: CertificateState) -> Ma
 
     Templates of revisions without TLS stay as they are.
     """
-    volumes = template["spec"].get("volumes") or ()
-    if not state.digest or not any(item.get("name") == names.VOLUME_TLS for item in volumes):
+    tls = mounted_tls(template)
+    digest = state.digests.get(tls.secret_name) if tls is not None else None
+    if not digest:
         return template
     copy = deepcopy(dict(template))
     metadata = copy["metadata"]
     metadata["annotations"] = {
         **(metadata.get("annotations") or {}),
-        names.ANNOTATION_CERTIFICATE: state.digest,
+        names.ANNOTATION_CERTIFICATE: digest,
     }
     return copy

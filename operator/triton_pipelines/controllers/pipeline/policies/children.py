@@ -99,6 +99,8 @@ def _predecessor(rollout: Rollout, snapshot: Snapshot) -> str:
 
     The state may be lost in mid-rollout.
     """
+    if rollout.preflight.kept_revision:
+        return snapshot.previous_revision()
     verified = rollout.state.verified
     return verified if verified not in ("", rollout.target) else snapshot.previous_revision()
 
@@ -106,7 +108,7 @@ def _predecessor(rollout: Rollout, snapshot: Snapshot) -> str:
 def _template(
     revision: Revision | LazyRevision, rollout: Rollout, snapshot: Snapshot
 ) -> Mapping[str, Any]:
-    record = snapshot.revision_record(rollout.target)
+    record = snapshot.revision_record(rollout.preflight.kept_revision or rollout.target)
     if record is not None:
         template: Mapping[str, Any] = record["template"]
         return template

@@ -195,10 +195,10 @@ def _resize_entries(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str
 def _conflict_message(pipeline: str, others: OtherManagers, change: Resize) -> str:
     resize, pronoun = ("resize", "them") if others.has_several else ("resizes", "it")
     return (
-        f"cpu: {others.names} repeatedly {resize} the pods of {pipeline}: pod {change.pod}"
-        f" has a CPU limit of {change.before[0]}m and a request of"
-        f" {change.before[1]}m instead of {change.limit}m and {change.request}m;"
-        f" the CPU is left to {pronoun}. Exclude these pods from {pronoun}"
-        " (for a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu),"
-        " or set spec.scaling.cpuResize to Disabled"
+        f"cpu: {others.names} repeatedly {resize} the pods of {pipeline}: pod {change.pod} "
+        f"has a CPU limit of {change.before[0]}m and a request of {change.before[1]}m "
+        f"instead of {change.limit}m and {change.request}m; the operator leaves the CPU to "
+        f"{pronoun}. Exclude these pods from {pronoun} (for a VerticalPodAutoscaler: "
+        "updateMode Off, or no controlledResources cpu), or set spec.scaling.cpuResize to "
+        "Disabled"
     )

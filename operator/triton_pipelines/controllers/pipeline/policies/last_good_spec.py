@@ -64,7 +64,7 @@ def decide(
         return kept
     if revision := kept_revision(snapshot):
         return with_acted_hash(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
-    reason = "the spec is blocked, and nothing is left of the revision that was measured"
+    reason = "the spec is blocked, and the revision that was measured no longer exists"
     return snapshot, Stalled(status, WAITING_SECONDS, (reason,))
 
 

@@ -29,6 +29,7 @@ from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 from triton_pipelines.controllers.pipeline.state import ReplicasState, StalledRolloutState
 from triton_pipelines.controllers.timestamps import timestamp
 
+from .preflight import Preflight
 from .revision import DesiredRevision
 
 # Name of a manager that writes the pipeline's scale subresource: API servers up to 1.36
@@ -89,7 +90,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     number = in_rollout(
         decide_replicas(pipeline, snapshot, draft.state.replicas, now),
         snapshot,
-        draft.of(DesiredRevision).target,
+        # While a preflight holds the rollout, it has not begun.
+        draft.of(Preflight).kept_revision or draft.of(DesiredRevision).target,
         rolling=snapshot.deployment is None or is_rolling_out(snapshot.deployment),
         verified=draft.state.rollout.verified,
         stalled=draft.state.stalled_rollout.revision,
@@ -367,14 +369,15 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so the number of pods changes with each of them"
+        "so the number of pods changes with every write"
         if bounds is None
         else f"but spec.scaling.pods owns the number, and {_pods_stay(number)}"
     )
     return (
-        f"{alternating.alternating} alternate in writing spec.replicas of this pipeline,"
-        f" {follows}; keep one of them. To keep an autoscaler, remove replicas from what is applied"
-        " (Git, a chart, kubectl apply); otherwise remove the autoscaler"
+        f"{alternating.alternating} alternately write spec.replicas of this pipeline, "
+        f"{follows}; keep one of them. To keep an autoscaler, remove replicas from the "
+        "manifest that is applied (Git, a chart, kubectl apply); otherwise, remove the "
+        "autoscaler"
     )
 
 

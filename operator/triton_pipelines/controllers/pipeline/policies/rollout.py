@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.rollout import RolloutStrategy
@@ -20,29 +20,14 @@ from triton_pipelines.controllers.pipeline.pod_problems import Problem
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import DEAD_PROBES_ALONE, Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
-from triton_pipelines.controllers.timestamps import timestamp
+from triton_pipelines.controllers.pipeline.surge_room import is_surging, surge_ends_in
 
+from .preflight import Preflight
 from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
 from .slo_guard import SloVerdict
 
-# How long a new pod must be unschedulable before an old one is given up for it: longer than a
-# node's device plugin or an autoscaler's taint needs to settle, short compared with loading a
-# model.
-UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
-# Scheduler messages about what deleting an old pod can free: resources, host ports, a volume, or
-# the place that spreading rules leave for one pod. It does not fix a node selector, a taint or a
-# missing claim. The scheduler has no code for these reasons.
-MADE_ROOM_FOR = (
-    "Insufficient ",
-    "Too many pods",
-    "anti-affinity",
-    "topology spread",
-    "free ports",
-    "ReadWriteOncePod",
-    "cannot allocate all claims",
-)
 # Consecutive probes of a new revision's pod with a wrong output, after which it counts as failed. A
 # single one may be an accident of the probe.
 WRONG_PROBES = 2
@@ -65,8 +50,10 @@ class Rollout:
     """Seconds until the clock may change the decision; ``None`` without such a time."""
     failure_message: str = ""
     """Why the desired revision, which has not served the whole pipeline yet, cannot come to serve
-    it: it was rolled back, or stays next to the old pods, which a surge leaves alone. Empty if it
-    can."""
+    it: it was rolled back, its preflight failed, or it stays next to the old pods, which a surge
+    leaves alone. Empty if it can."""
+    preflight: Preflight = field(default_factory=Preflight)
+    """The preflight that the rollout waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +74,33 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         number.blocked_by_rollout(snapshot, draft.state.stalled_rollout),
     )
     state = _after_success(begun_target, desired, snapshot)
-    mode, state, recheck = _mode(strategy, begun_target, state, snapshot, now)
+    preflight = draft.of(Preflight)
+    mode, state, recheck = _mode(strategy, begun_target, state, snapshot, preflight, now)
     if begun_target.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
         mode = _restoring_strategy(strategy)
+    state = _with_overdue(begun_target.revision, mode, state, snapshot)
     old_removed = _has_removed_old_pods(mode, snapshot, desired)
-    failure = _failure(begun_target.revision, snapshot, draft.problems, old_removed)
+    failure = _failure(
+        begun_target.revision, snapshot, draft.problems, old_removed, state.overdue_revision
+    )
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
-            "not all of its pods became ready, and live scaling requires the Deployment for the"
-            " serving pods",
+            "not all of its pods became ready, and live scaling needs the Deployment for "
+            "the serving pods",
         )
     rollout = Rollout(
         begun_target.revision,
         mode,
         state,
-        _downtime_text(
-            begun_target.revision, mode, replicas, snapshot, is_imminent=recheck is not None
-        ),
+        _downtime_text(begun_target.revision, mode, replicas, snapshot, preflight, recheck),
         recheck,
         # If it is not known what served before, it may be this one.
         _failure_text(begun_target.revision, snapshot, draft.problems, failure)
+        or preflight.failure_message
         if begun_target.revision == desired and state.verified not in ("", desired)
         else "",
+        preflight,
     )
     may_roll_back = blocks_scaling or old_removed
     rollback = None
@@ -139,8 +130,11 @@ def _mode(
     begun_target: RolloutTarget,
     state: RolloutState,
     snapshot: Snapshot,
+    preflight: Preflight,
     now: dt.datetime,
 ) -> tuple[RolloutStrategy, RolloutState, float | None]:
+    if preflight.is_holding and not preflight.kept_revision:
+        return RolloutStrategy.SURGE, state, None
     if strategy is not RolloutStrategy.AUTO:
         return strategy, state, None
     state = (
@@ -236,40 +230,25 @@ def _auto(
 ) -> tuple[RolloutStrategy, RolloutState, float | None]:
     if state.mode_revision == target and state.mode == RolloutStrategy.NO_SURGE:
         return RolloutStrategy.NO_SURGE, state, None
-    if snapshot.deployed_revision() != target:
+    remaining = surge_ends_in(target, snapshot, now)
+    if remaining is None:
         return RolloutStrategy.SURGE, state, None
-    for pod in snapshot.pods:
-        condition = pod.condition("PodScheduled")
-        if (
-            pod.revision != target
-            or pod.deleting
-            or condition.get("reason") != "Unschedulable"
-            or condition.get("status") != "False"
-        ):
-            continue
-        if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
-            continue
-        # An old pod runs another revision, or the same one from before a restart.
-        if not any(
-            (other.revision, other.template) != (target, pod.template)
-            for other in snapshot.pods
-            if not other.deleting
-        ):
-            continue
-        since = timestamp(condition.get("lastTransitionTime")) or now
-        remaining = (since + UNSCHEDULABLE_GRACE - now).total_seconds()
-        if remaining > 0:
-            return RolloutStrategy.SURGE, state, remaining
-        return (
-            RolloutStrategy.NO_SURGE,
-            replace(state, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value),
-            None,
-        )
-    return RolloutStrategy.SURGE, state, None
+    if remaining > 0:
+        return RolloutStrategy.SURGE, state, remaining
+    return (
+        RolloutStrategy.NO_SURGE,
+        replace(state, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value),
+        None,
+    )
 
 
 def _downtime_text(
-    target: str, mode: RolloutStrategy, replicas: int, snapshot: Snapshot, is_imminent: bool
+    target: str,
+    mode: RolloutStrategy,
+    replicas: int,
+    snapshot: Snapshot,
+    preflight: Preflight,
+    recheck: float | None,
 ) -> str:
     """Return the announcement that no pod serves, now or soon; empty if one does.
 
@@ -278,10 +257,14 @@ def _downtime_text(
         mode: The strategy.
         replicas: The desired number of pods.
         snapshot: What is observed.
-        is_imminent: Whether a surge has found no room, and the old pod will be removed for it. This
-            is announced in the reconcile iterations before that one, since the pod leaves as soon
+        preflight: The preflight that the rollout waits for.
+        recheck: Seconds until a surge without room is given up; ``None`` if it is not. That is
+            announced in the reconcile iterations before that one, since the old pod leaves as soon
             as the Deployment is changed.
     """
+    if preflight.problem is not None:
+        return ""
+    is_imminent = recheck is not None or preflight.is_holding
     if (mode is RolloutStrategy.SURGE and not is_imminent) or any(
         pod.serving and pod.revision == target for pod in snapshot.pods
     ):
@@ -297,6 +280,24 @@ def _downtime_text(
     return f"{why}: the old pod is removed first, and no pod serves until the new one is ready"
 
 
+def _with_overdue(
+    target: str, mode: RolloutStrategy, state: RolloutState, snapshot: Snapshot
+) -> RolloutState:
+    """Return the state with the revision whose deadline passed while old pods kept their room.
+
+    The Deployment reports it until it makes progress, which the removal of an old pod is.
+    """
+    is_exceeded = (
+        snapshot.deployed_revision() == target
+        and snapshot.deployment_condition("Progressing").get("reason") == "ProgressDeadlineExceeded"
+    )
+    if not is_exceeded:
+        return replace(state, overdue_revision="")
+    if mode is not RolloutStrategy.SURGE and is_surging(snapshot):
+        return replace(state, overdue_revision=target)
+    return state
+
+
 def _has_removed_old_pods(mode: RolloutStrategy, snapshot: Snapshot, desired: str) -> bool:
     """Return whether the strategy has removed old pods.
 
@@ -309,7 +310,11 @@ def _has_removed_old_pods(mode: RolloutStrategy, snapshot: Snapshot, desired: st
 
 
 def _failure(
-    target: str, snapshot: Snapshot, problems: Sequence[Problem], old_removed: bool
+    target: str,
+    snapshot: Snapshot,
+    problems: Sequence[Problem],
+    old_removed: bool,
+    overdue: str = "",
 ) -> _Failure | None:
     """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
 
@@ -325,7 +330,7 @@ def _failure(
             problem.is_final or (is_down and problem.is_permanent and not pod.deleting)
         ):
             return _Failure(problem.reason, problem.message)
-    exceeded = deadline_exceeded(target, snapshot, problems)
+    exceeded = deadline_exceeded(target, snapshot, problems) if overdue != target else None
     return _Failure(*exceeded) if exceeded is not None else None
 
 

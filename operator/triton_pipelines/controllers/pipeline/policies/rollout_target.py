@@ -31,9 +31,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Forget a failure of another spec, and find the target."""
     desired, state = draft.of(DesiredRevision).name, draft.state.rollout
     replicas = draft.of(Replicas).desired(draft.of(ReconciledSpec).pipeline)
-    outdated = state.failed_revision != desired or state.failed_spec != snapshot.spec_hash
-    if state.failed_revision and (outdated or snapshot.revision_record(state.restored) is None):
-        state = state.without_failure()
+    state = snapshot.rollout_state(state, desired)
     if snapshot.revision_record(state.verified) is None:
         verified = _serving_alone(snapshot, desired, replicas) or _unfinished_predecessor(
             snapshot, desired

@@ -129,7 +129,7 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
         run, reason = new, f"{spec.request!r} was requested instead"
     elif before.is_active and before.mode != mode:
         run, reason = (
-            (new, f"spec.tuning.mode is {mode} now, and the run starts again")
+            (new, f"spec.tuning.mode is now {mode}, so the run starts again")
             if before.has_begun
             else (replace(before, mode=mode), "")
         )
@@ -144,7 +144,7 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
 
 
 def interrupt(
-    before: Run, now: dt.datetime, reason: str = "the spec has become invalid during the run"
+    before: Run, now: dt.datetime, reason: str = "the spec became invalid during the run"
 ) -> TuningDecision:
     """Return the run while the spec cannot be acted on at all, for this ``reason``.
 
@@ -191,8 +191,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.is_settled:
         message = (
-            f"waits until {stage.watched_until}, because a measurement could disturb the latency of"
-            f" revision {stage.desired}, which is watched until then"
+            f"waits until {stage.watched_until}, because a measurement could affect the "
+            f"latency of revision {stage.desired}, which is watched until then"
         )
         return TuningDecision(run, message=message)
     else:
@@ -226,11 +226,10 @@ def _missing_slo(pipeline: InferencePipeline) -> str:
             " start the run"
         )
     return (
-        "spec.slo.networkAndQueueBudgetMilliseconds:"
-        f" {slo.network_and_queue_budget_milliseconds:g} ms leave nothing of"
-        " spec.slo.p99Milliseconds,"
-        f" {slo.p99_milliseconds:g} ms, for the pipeline: lower it, or raise the SLO;"
-        " the run begins then"
+        "spec.slo.networkAndQueueBudgetMilliseconds: "
+        f"{slo.network_and_queue_budget_milliseconds:g} ms use up all of "
+        f"spec.slo.p99Milliseconds ({slo.p99_milliseconds:g} ms); lower the budget, or "
+        "raise the SLO, to start the run"
     )
 
 
@@ -239,7 +238,7 @@ def _early_end(stage: Stage, run: Run) -> str:
     if stage.is_suspended:
         return "the pipeline was suspended during the run"
     if stage.desired != run.revision:
-        return f"the desired revision is {stage.desired} now, no longer {run.revision}"
+        return f"the desired revision is now {stage.desired} instead of {run.revision}"
     if stage.target != run.revision:
         return f"revision {run.revision} was rolled back: {stage.ready().message}"
     return _serving_pod_blocked(stage)
@@ -276,8 +275,8 @@ def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
     if run.state is not State.SUCCEEDED or desired in (run.revision, run.recommended):
         return []
     text = (
-        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision};"
-        f" another request measures revision {desired}"
+        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision "
+        f"{run.revision}; to measure revision {desired}, set another request"
     )
     return [Finding("spec.tuning.request", text, Severity.WARNING)]
 
@@ -288,7 +287,7 @@ def _events(before: Run, tuned: TuningDecision) -> tuple[Event, ...]:
         return ()
     message = (
         after.result.get("message")
-        or f"a pod of revision {after.revision}, which has no client traffic, is measured"
+        or f"the run measures a pod of revision {after.revision} that has no client traffic"
     )
     return (
         Event(

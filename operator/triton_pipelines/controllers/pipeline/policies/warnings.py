@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import replace
 
+from triton_pipelines.api.base import Finding
 from triton_pipelines.compile.graph import lint
 from triton_pipelines.compile.graph.advisories import lint_server
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
@@ -50,9 +52,16 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             *lint_server(spec.pipeline, spec.graph, spec.compiled.server_image),
             *unknown_latency_warnings(state.unknown_latency),
             *stale_result_warnings(draft.of(TunedPadding).run, desired),
-            *(snapshot.certificate.warnings(now) if snapshot.certificate is not None else ()),
+            *_certificate_warnings(snapshot, now),
             *state.monitoring,
             *state.loader,
             *mismatch_warnings(state.mismatches),
         ),
     )
+
+
+def _certificate_warnings(snapshot: Snapshot, now: dt.datetime) -> Sequence[Finding]:
+    """Return the warnings about the Secret of the spec, and of pods that mount another one."""
+    found = (snapshot.certificate, snapshot.desired_certificate)
+    warnings = (warning for one in found if one is not None for warning in one.warnings(now))
+    return tuple(dict.fromkeys(warnings))

@@ -78,11 +78,14 @@ def analyze(
         return Padded(f"the axes of its tensors cannot be found ({type(error).__name__}: {reason})")
     placement = place_nodes(nodes, facts, [item.name for item in graph_inputs if item.per_token])
     if not placement.products:
-        return Padded("it has no matrix products with weights that treat each token by itself")
+        return Padded(
+            "it has no matrix products with weights that process each token independently"
+        )
     if placement.flat_products < LEAST_SHARE * placement.products:
         return Padded(
-            f"only {placement.flat_products} of {placement.products} matrix products treat each "
-            f"token by itself; the first that does not is {placement.blocker}"
+            f"only {placement.flat_products} of {placement.products} matrix products "
+            "process each token independently; the first one that does not is "
+            f"{placement.blocker}"
         )
     cuts = CUTS if all(_can_be_joined(facts[name]) for name in outputs) else 0
     return PaddingFree(facts, placement, cuts)

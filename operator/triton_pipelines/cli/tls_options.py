@@ -1,0 +1,81 @@
+"""Options of commands that send requests: certificates for gRPC with TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from triton_pipelines.tools.loadgen import ClientTls
+
+from .errors import EXIT_USAGE, CommandError
+
+GRPC, GRPCS = "grpc", "grpcs"
+"""Schemes of addresses of gRPC in plaintext and with TLS."""
+
+CaCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--cacert",
+        metavar="FILE",
+        help="grpcs://: trusted certificate authorities (PEM). Default: public ones.",
+    ),
+]
+Cert = Annotated[
+    Path | None,
+    typer.Option("--cert", metavar="FILE", help="grpcs://: client certificate (PEM), with --key."),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="grpcs://: private key of --cert (PEM)."),
+]
+ServerName = Annotated[
+    str,
+    typer.Option(
+        "--servername",
+        metavar="NAME",
+        help="grpcs://: host name in the server's certificate, if it is not that of the address.",
+    ),
+]
+
+
+def is_grpc(url: str) -> bool:
+    """Return whether an address is one of gRPC."""
+    return urlsplit(url).scheme in (GRPC, GRPCS)
+
+
+def client_tls(
+    url: str, cacert: Path | None, cert: Path | None, key: Path | None, servername: str
+) -> ClientTls | None:
+    """Return how to connect to an address of gRPC with TLS; ``None`` for other addresses.
+
+    Raises:
+        CommandError: an option does not fit the address, or a file cannot be read.
+    """
+    given = {"--cacert": cacert, "--cert": cert, "--key": key, "--servername": servername}
+    used = [name for name, value in given.items() if value]
+    if urlsplit(url).scheme != GRPCS:
+        if used:
+            raise CommandError(
+                f"{', '.join(used)}: only valid with an address grpcs://HOST:PORT", EXIT_USAGE
+            )
+        return None
+    if (cert is None) != (key is None):
+        raise CommandError("--cert and --key are only valid together", EXIT_USAGE)
+    return ClientTls(
+        _read("--cacert", cacert), _read("--cert", cert), _read("--key", key), servername
+    )
+
+
+def _read(option: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CommandError(f"{option} {path}: {error.strerror or error}", EXIT_USAGE) from error
+    if b"-----BEGIN" not in content:
+        raise CommandError(f"{option} {path}: is not a PEM file", EXIT_USAGE)
+    return content

@@ -1,0 +1,199 @@
+"""Check a new revision in a Job before a serving pod is removed to make room for it. Pure.
+
+The Job runs the revision's loader without GPUs. While it runs, and if the loader reports that the
+revision cannot be loaded, the serving pods stay. The Job retries like the loader of a serving pod,
+so a rollout continues by itself once a missing source is there.
+
+Nothing is remembered: the Job and its pod are the state. Reasons for these rules:
+docs/decisions/0034-preflight.md.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
+from triton_pipelines.api.rollout import PreflightMode, RolloutStrategy
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.render.preflight_objects import preflight_job, preflight_policy
+from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import job_end
+from triton_pipelines.controllers.pipeline.owner_references import owned
+from triton_pipelines.controllers.pipeline.pod_problems import Problem, preflight_problem
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot, is_alive
+from triton_pipelines.controllers.pipeline.state import RolloutState
+from triton_pipelines.controllers.pipeline.status_events import Event
+from triton_pipelines.controllers.pipeline.surge_room import is_surging, surge_ends_in
+from triton_pipelines.controllers.timestamps import timestamp
+
+from .revision import DesiredRevision
+
+# How long (seconds) the Job's pod may wait for a node. A cluster autoscaler adds a node within a
+# few minutes, and the old pod serves meanwhile. A pod that is not placed says nothing about the
+# revision, so the rollout continues without the preflight.
+PLACEMENT_SECONDS: Final = 300
+ADVICE: Final = "set spec.rollout.preflight to Disabled to continue without this check"
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The preflight of the desired revision."""
+
+    is_holding: bool = False
+    """Whether the rollout must not remove a serving pod yet."""
+    kept_revision: str = ""
+    """Revision that the Deployment keeps meanwhile; empty if the new one may be in its template,
+    as with a surge."""
+    problem: Problem | None = None
+    """Why the check does not pass; ``None`` while it may still pass at the first attempt."""
+
+    @property
+    def failure_message(self) -> str:
+        """Why the revision cannot be loaded; empty if it still may."""
+        return self.problem.message if self.problem is not None and self.problem.is_final else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What the Job says of the revision."""
+
+    problem: Problem | None = None
+    """Why it has not passed."""
+    ended: Event | None = None
+    """Event of its end, after which the rollout continues; ``None`` until then."""
+    due: float | None = None
+    """Seconds until the clock may change this; ``None`` without such a time."""
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Run the Job while the rollout would remove a serving pod, and hold the rollout meanwhile."""
+    spec, revision = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
+    pipeline = spec.pipeline
+    state = snapshot.rollout_state(draft.state.rollout, revision)
+    record = snapshot.revision_record(revision)
+    is_known = record is not None or revision == spec.revision.name
+    if not is_known or not _removes_serving_pod(pipeline, revision, snapshot, state, now):
+        return Outcome(Preflight())
+    found = snapshot.child("Job", names.preflight_name(pipeline.name, revision))
+    job = found if found is not None and owned(found, pipeline.metadata.uid) else None
+    check = _check(job, revision, pipeline, snapshot, now)
+    if check.ended is not None:
+        return Outcome(Preflight(), events=(check.ended,))
+    deployed = snapshot.deployed_revision()
+    template = record["template"] if record is not None else spec.revision.template
+    policy = preflight_policy(pipeline, revision)
+    return Outcome(
+        Preflight(True, deployed if deployed != revision else "", check.problem),
+        apply=(
+            *((Apply(ApplyStage.PREFLIGHT, policy),) if policy is not None else ()),
+            # A Job's template is immutable, so an existing one is not applied again.
+            *(
+                (Apply(ApplyStage.PREFLIGHT, preflight_job(pipeline, revision, template)),)
+                if job is None
+                else ()
+            ),
+        ),
+        kept=(job,) if job is not None else (),
+        requeue_after=check.due,
+    )
+
+
+def _removes_serving_pod(
+    pipeline: InferencePipeline,
+    revision: str,
+    snapshot: Snapshot,
+    state: RolloutState,
+    now: dt.datetime,
+) -> bool:
+    """Return whether the rollout to ``revision`` would remove a serving pod of another one now."""
+    rollout, deployed = pipeline.spec.rollout, snapshot.deployed_revision()
+    if deployed == revision and not is_surging(snapshot):
+        return False  # Old pods have been removed already.
+    serving = {pod.revision for pod in snapshot.pods if pod.serving}
+    if (
+        rollout.preflight is PreflightMode.DISABLED
+        or state.target(revision) != revision
+        or revision in serving
+        or not serving
+    ):
+        return False
+    if rollout.strategy is RolloutStrategy.SURGE:
+        return False
+    if rollout.strategy is RolloutStrategy.AUTO:
+        ends_in = surge_ends_in(revision, snapshot, now)
+        has_begun = state.mode_revision == revision and state.mode == RolloutStrategy.NO_SURGE
+        return ends_in is not None and ends_in <= 0 and not has_begun
+    # The Deployment keeps its present template, which has to be known.
+    return snapshot.revision_record(deployed) is not None
+
+
+def _check(
+    job: Object | None,
+    revision: str,
+    pipeline: InferencePipeline,
+    snapshot: Snapshot,
+    now: dt.datetime,
+) -> _Check:
+    """Return what the Job says of the revision."""
+    if snapshot.preflight_rejection:
+        return _Check(ended=_skipped(revision, snapshot.preflight_rejection))
+    if job is None:
+        return _Check()
+    end = job_end(job)
+    if end.get("type") == "Complete":
+        text = f"revision {revision} can be loaded; the rollout removes a serving pod"
+        return _Check(ended=Event(False, "PreflightPassed", "Preflight", text))
+    if end:
+        text = f"its Job failed: {end.get('reason', '')}: {end.get('message', '')}"
+        return _Check(ended=_skipped(revision, text))
+    pods = [
+        pod
+        for pod in snapshot.preflight_pods
+        if pod.revision == revision and not pod.deleting and is_alive(pod.raw)
+    ]
+    gpu, nodes = pipeline.spec.server.gpu.resource_name, snapshot.nodes
+    found = (preflight_problem(pod, gpu, nodes) for pod in pods)
+    problem = next((one for one in found if one is not None), None)
+    age = (now - (timestamp(job["metadata"].get("creationTimestamp")) or now)).total_seconds()
+    if not any(pod.condition("PodScheduled").get("status") == "True" for pod in pods):
+        if age >= PLACEMENT_SECONDS:
+            why = problem.message if problem is not None else "it has no pod; see its events"
+            text = f"its pod has not been placed for {PLACEMENT_SECONDS} s: {why}"
+            return _Check(ended=_skipped(revision, text))
+        return _Check(due=PLACEMENT_SECONDS - age)
+    if any(_lacks_only_space(pod) for pod in pods):
+        assert problem is not None
+        return _Check(ended=_skipped(revision, f"no room for its files: {problem.message}"))
+    deadline = pipeline.spec.rollout.progress_deadline_seconds
+    if age < deadline:
+        return _Check(problem, due=deadline - age)
+    if problem is None or not problem.is_final:
+        why = problem.message if problem is not None else "its loader is still running"
+        text = f"the preflight has not passed within {deadline} s: {why}; {ADVICE}"
+        problem = Problem(Reason.ROLLOUT_FAILED, text, pods[0].name)
+    return _Check(problem)
+
+
+def _skipped(revision: str, why: str) -> Event:
+    text = f"the rollout of revision {revision} continues without a preflight: {why}"
+    return Event(True, "PreflightSkipped", "Preflight", text)
+
+
+def _lacks_only_space(pod: Pod) -> bool:
+    """Return whether the loader's only finding is a full disk.
+
+    That says nothing about the revision: the serving pod's files may occupy the space.
+    """
+    report = pod.load_report()
+    failures = (
+        [item for item in report.findings if item.reason not in INFORMATIVE]
+        if report is not None and not report.ok
+        else []
+    )
+    return bool(failures) and all(item.reason is LoadReason.NO_SPACE for item in failures)

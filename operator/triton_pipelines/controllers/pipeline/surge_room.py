@@ -1,0 +1,64 @@
+"""Find out whether a new pod lacks room that an old one occupies. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Final
+
+from triton_pipelines.controllers.timestamps import timestamp
+
+from .snapshot import Snapshot
+
+# How long a new pod must be unschedulable before an old one is given up for it: longer than a
+# node's device plugin or an autoscaler's taint needs to settle, short compared with loading a
+# model.
+UNSCHEDULABLE_GRACE: Final = dt.timedelta(seconds=10)
+# Scheduler messages about what deleting an old pod can free: resources, host ports, a volume, or
+# the place that spreading rules leave for one pod. It does not fix a node selector, a taint or a
+# missing claim. The scheduler has no code for these reasons.
+MADE_ROOM_FOR: Final = (
+    "Insufficient ",
+    "Too many pods",
+    "anti-affinity",
+    "topology spread",
+    "free ports",
+    "ReadWriteOncePod",
+    "cannot allocate all claims",
+)
+
+
+def is_surging(snapshot: Snapshot) -> bool:
+    """Return whether the Deployment starts new pods before it removes old ones."""
+    strategy = ((snapshot.deployment or {}).get("spec") or {}).get("strategy") or {}
+    rolling = strategy.get("rollingUpdate") or {}
+    return strategy.get("type") != "Recreate" and rolling.get("maxSurge") != 0
+
+
+def surge_ends_in(target: str, snapshot: Snapshot, now: dt.datetime) -> float | None:
+    """Return the seconds until a surge to ``target`` is given up for lack of room.
+
+    Zero or less: it is given up now. ``None`` while no pod lacks room that an old pod occupies.
+    """
+    if snapshot.deployed_revision() != target:
+        return None
+    for pod in snapshot.pods:
+        condition = pod.condition("PodScheduled")
+        if (
+            pod.revision != target
+            or pod.deleting
+            or condition.get("reason") != "Unschedulable"
+            or condition.get("status") != "False"
+        ):
+            continue
+        if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
+            continue
+        # An old pod runs another revision, or the same one from before a restart.
+        if not any(
+            (other.revision, other.template) != (target, pod.template)
+            for other in snapshot.pods
+            if not other.deleting
+        ):
+            continue
+        since = timestamp(condition.get("lastTransitionTime")) or now
+        return (since + UNSCHEDULABLE_GRACE - now).total_seconds()
+    return None

@@ -1,0 +1,283 @@
+"""Test that a serving pod stays until the loader has checked the revision that replaces it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import FAILS, LOADS, PASSES, STARTS, STIFF, UNPLACED, World
+from triton_pipelines.api import names
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
+from triton_pipelines.controllers.pipeline.policies.preflight import PLACEMENT_SECONDS
+from triton_pipelines.loader.main import EXIT_RETRY, EXIT_USER
+
+STRATEGIES = ("Auto", "NoSurge", "Recreate")
+MISSING = LoadFinding(
+    step="model",
+    reason=LoadReason.SOURCE_UNAVAILABLE,
+    message="has no file model.onnx (404)",
+    field="spec.model.source.uri",
+)
+FULL = LoadFinding(step="model", reason=LoadReason.NO_SPACE, message="the volume is full")
+RENDERED: dict[str, Any] = {}
+
+
+def served(strategy: str = "Auto", **changes: Any) -> World:
+    """A pipeline that serves on a node with room for one pod."""
+    spec = {"rollout": {"strategy": strategy, **changes.pop("rollout", {})}, **changes}
+    return World(builders.document(**spec), room=1, rendered=RENDERED).settle()
+
+
+def edited(world: World, preflight: str, seconds: float = 60) -> str:
+    """Edit the spec, and let time pass; the old revision."""
+    old = world.deployed
+    world.preflight = preflight
+    world.change(tokenizer={"maxLength": 64})
+    passed(world, seconds)
+    return old
+
+
+def passed(world: World, seconds: float) -> None:
+    """Let time pass in steps of five seconds."""
+    for _ in range(int(seconds // 5)):
+        world.step()
+        world.pass_time(5).control().run_pods()
+    world.step()
+
+
+def events(world: World) -> list[str]:
+    """Reasons of the events of all iterations."""
+    return [event.reason for plan in world.log for event in (*plan.action_events, *plan.events)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_wrong_edit_keeps_the_serving_pod(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, FAILS, seconds=600)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.told()["Available"] == "True Serving"
+    assert world.told()["Ready"] == "False ModelMismatch"
+    assert world.told()["Stalled"] == "True ModelMismatch"
+    message = world.condition("Ready")["message"]
+    assert "preflight: pod sentiment-" in message
+    assert "output logits is FP16, the spec says FP32" in message
+    assert message.endswith(f"revision {old} keeps serving")
+    assert "RolledBack" not in events(world)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_source_that_appears_continues_the_rollout(strategy: str) -> None:
+    world = served(strategy)
+    world.load_failure = (MISSING, EXIT_USER)
+    edited(world, FAILS)
+    assert len(world.serving) == 1
+    assert world.told()["Reconciling"] == "True SourceUnavailable"
+    assert "Stalled" not in world.told()
+    assert "no pod serves" not in world.condition("Ready")["message"]
+    world.preflight = PASSES
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.deployed == world.status["revision"]
+    assert not world.preflights
+    assert "PreflightPassed" in events(world)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_while_it_runs_the_old_revision_serves(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, LOADS)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.told()["Reconciling"] == "True Preflight"
+    message = world.condition("Ready")["message"]
+    assert f"revision {old} keeps serving until they pass" in message
+    assert "no pod serves until the new one is ready" in message
+    (job,) = world.preflights
+    assert job["metadata"]["labels"][names.LABEL_REVISION] == world.status["revision"]
+    assert (strategy == "Auto") is (world.deployed != old)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_preflight_without_a_node_does_not_block(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, UNPLACED, seconds=PLACEMENT_SECONDS)
+    assert [pod.revision for pod in world.serving] == [old]
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert events(world).count("PreflightSkipped") == 1
+    (skipped,) = [
+        event.note
+        for plan in world.log
+        for event in plan.action_events
+        if event.reason == "PreflightSkipped"
+    ]
+    assert "its pod has not been placed for 300 s" in skipped
+    assert "short of cpu" in skipped
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_preflight_that_the_api_server_rejects_does_not_block(strategy: str) -> None:
+    world = served(strategy)
+    world.preflight_rejection = "the API server rejects one of its objects: exceeded quota"
+    edited(world, LOADS)
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert events(world).count("PreflightSkipped") == 1
+
+
+def test_a_full_disk_says_nothing_about_the_revision() -> None:
+    world = served()
+    world.load_failure = (FULL, EXIT_USER)
+    edited(world, FAILS)
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert events(world).count("PreflightSkipped") == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ends", [STARTS, LOADS, FAILS])
+def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
+    strategy: str, ends: str
+) -> None:
+    world = served(strategy, rollout={"progressDeadlineSeconds": 120})
+    world.load_failure = (MISSING, EXIT_RETRY)
+    old = edited(world, ends, seconds=180)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.told()["Stalled"] == "True RolloutFailed"
+    message = world.condition("Ready")["message"]
+    assert "has not passed within 120 s" in message
+    assert "set spec.rollout.preflight to Disabled" in message
+    assert ("has no file model.onnx (404)" in message) is (ends == FAILS)
+    world.preflight = PASSES
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+@pytest.mark.proves("spec.rollout.preflight", "behaviour")
+@pytest.mark.parametrize("change", [{"rollout": {"preflight": "Disabled"}}, {"suspend": "Enabled"}])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_change_that_needs_no_preflight_deletes_it(strategy: str, change: Any) -> None:
+    world = served(strategy)
+    edited(world, LOADS)
+    assert world.preflights
+    world.change(**change)
+    world.settle()
+    assert not world.preflights
+    assert world.told()["Ready"].startswith("True")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_another_edit_replaces_the_preflight(strategy: str) -> None:
+    world = served(strategy)
+    edited(world, LOADS)
+    (first,) = world.preflights
+    world.change(tokenizer={"maxLength": 32})
+    passed(world, 60)
+    (second,) = world.preflights
+    assert second["metadata"]["name"] != first["metadata"]["name"]
+    assert len(world.serving) == 1
+    world.preflight = PASSES
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_returning_to_the_old_spec_ends_it(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, LOADS)
+    world.change(tokenizer={"maxLength": None})
+    world.settle()
+    assert (world.deployed, world.told()["Ready"]) == (old, "True Succeeded")
+    assert not world.preflights
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_restarted_operator_continues(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, LOADS)
+    (job,) = world.preflights
+    world.forget()
+    passed(world, 30)
+    assert world.preflights == [job]
+    assert [pod.revision for pod in world.serving] == [old]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "room"), [("Surge", None), ("Surge", 1), ("Auto", None)], ids=str
+)
+def test_a_surge_needs_none(strategy: str, room: int | None) -> None:
+    world = served(strategy)
+    world.room = room
+    edited(world, LOADS)
+    assert not world.preflights
+    assert not any(plan.preflight_objects for plan in world.log)
+
+
+def test_a_surge_that_is_ended_by_an_edit_is_checked_first() -> None:
+    world = served("Surge")
+    old = edited(world, LOADS)
+    world.change(rollout={"strategy": "NoSurge"})
+    passed(world, 60)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.told()["Reconciling"] == "True Preflight"
+    world.preflight = PASSES
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_a_first_revision_needs_none() -> None:
+    world = World(builders.document(rollout={"strategy": "Recreate"}), preflight=LOADS).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert not any(plan.preflight_objects for plan in world.log)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_file_that_takes_no_ragged_batches_falls_back(strategy: str) -> None:
+    """The loader's report comes from the preflight before any pod of the revision has one."""
+    spec = {"rollout": {"strategy": strategy}, "tokenizer": {"padding": "Fixed"}}
+    world = World(builders.document(**spec), room=1).settle()
+    world.preflight = FAILS
+    world.change(tokenizer={"padding": None})
+    world.step()
+    world.verdicts[world.status["revision"]] = STIFF
+    passed(world, 30)
+    assert len(world.serving) == 1
+    world.preflight = PASSES
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.status["padding"]["chosen"] != "Ragged"
+
+
+def test_pods_are_still_scaled_while_it_holds() -> None:
+    world = served("NoSurge", replicas=2)
+    world.room = None
+    world.settle()
+    edited(world, FAILS)
+    world.change(replicas=3)
+    passed(world, 60)
+    assert len(world.serving) == 3
+
+
+def test_room_that_appears_ends_it() -> None:
+    world = served()
+    edited(world, LOADS)
+    assert world.preflights
+    world.room = 2
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert not world.preflights
+
+
+def test_a_job_of_others_is_not_believed() -> None:
+    world = served("NoSurge")
+    edited(world, LOADS)
+    (job,) = world.preflights
+    forged = copy.deepcopy(job)
+    forged["metadata"]["ownerReferences"] = []
+    forged["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    world.children["Job", job["metadata"]["name"]] = forged
+    world.step()
+    assert len(world.serving) == 1
+    assert world.told()["Reconciling"] == "True Preflight"
