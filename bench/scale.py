@@ -59,6 +59,7 @@ OPERATOR: Final = os.environ.get("SCALE_OPERATOR", "tritonpipe")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _GOAL_RATIO: Final = 1.3
 _GOAL_RESTART_SECONDS: Final = 15.0
+_GOAL_PIPELINES: Final = 1000
 _GOAL_PERCENT: Final = 5.0
 _GOAL_GROWTH: Final = 1.2
 _GOAL_FAIRNESS_SECONDS: Final = 1.0
@@ -351,6 +352,16 @@ async def _idle(operator: Operator, figures: Figures) -> None:
     figures.memory_mib = operator.memory_mib()
 
 
+def _extrapolated(first: Figures, last: Figures) -> float:
+    """Return the CPU seconds of a restart with :data:`_GOAL_PIPELINES`, by a straight line."""
+    if first.pipelines == last.pipelines:
+        return 0.0
+    each = (last.restart_cpu_seconds - first.restart_cpu_seconds) / (
+        last.pipelines - first.pipelines
+    )
+    return last.restart_cpu_seconds + each * (_GOAL_PIPELINES - last.pipelines)
+
+
 def _write(found: list[Figures]) -> None:
     first, last = found[0], found[-1]
     growth = last.idle_ms() / first.idle_ms()
@@ -373,9 +384,11 @@ def _write(found: list[Figures]) -> None:
     idle = [figures.idle_ms() * 1000 / 600 for figures in found]
     delays = [figures.new_seconds_hung - figures.new_seconds for figures in found]
     no_writes = not any(figures.restart_writes for figures in found)
+    # The process uses one core, so its CPU time is a lower bound of the time that the goal is for.
+    restart = max(*restarts, _extrapolated(first, last))
     results = {
         "O1": (ratios, "times", max(ratios) <= _GOAL_RATIO),
-        "O2": (restarts, "s", no_writes and max(restarts) <= _GOAL_RESTART_SECONDS),
+        "O2": (restarts, "s", no_writes and restart <= _GOAL_RESTART_SECONDS),
         "O3": (idle, "percent of a core per 1 000 pipelines", max(idle) <= _GOAL_PERCENT),
         "O4": ([created, growth], "times", max(created, growth) <= _GOAL_GROWTH),
         "O6": (delays, "s", max(delays) <= _GOAL_FAIRNESS_SECONDS),
