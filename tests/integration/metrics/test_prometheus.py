@@ -315,7 +315,7 @@ FAULTS = {
     "a metric lacks": (
         Fault(rewrite=without("exec_count")),
         MetricsProblem.PARTIAL,
-        "lacks nv_inference_exec_count",
+        "has no nv_inference_exec_count",
     ),
     "a model lacks": (
         Fault(rewrite=without('"tokenizer"')),
