@@ -333,7 +333,7 @@ async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() ->
     assert len([note for note in run.notes if "was rejected" in note]) == 1, (
         "larger batches are as unlike: they are not tried one by one"
     )
-    assert "refused" in run.decision.reason
+    assert "rejected" in run.decision.reason
     assert not run.decision.is_better
 
 
