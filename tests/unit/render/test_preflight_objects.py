@@ -100,6 +100,33 @@ def test_other_rules_about_nodes_are_kept() -> None:
     assert selected == names.selector("sentiment")
 
 
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [
+        ({}, "preferredDuringSchedulingIgnoredDuringExecution"),
+        (
+            {"server": {"modelCache": {"claimName": "cache"}}},
+            "requiredDuringSchedulingIgnoredDuringExecution",
+        ),
+        (
+            {"model": {"source": {"uri": "pvc://models/model.onnx"}}},
+            "requiredDuringSchedulingIgnoredDuringExecution",
+        ),
+    ],
+    ids=str,
+)
+def test_a_shared_claim_requires_the_node_of_the_serving_pods(
+    spec: dict[str, Any], rule: str
+) -> None:
+    """A volume that one node has mounted may not be mounted on another one."""
+    rules = pod_of(**spec)["affinity"]["podAffinity"]
+    assert list(rules) == [rule]
+    (found,) = rules[rule]
+    term = found.get("podAffinityTerm", found)
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"]["matchLabels"] == names.selector("sentiment")
+
+
 def test_the_service_does_not_select_it() -> None:
     labels = job_of(built())["spec"]["template"]["metadata"]["labels"]
     assert not names.selector("sentiment").items() <= labels.items()

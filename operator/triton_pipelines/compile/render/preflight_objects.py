@@ -102,31 +102,44 @@ def _pod(pipeline: InferencePipeline, template: Mapping[str, Any]) -> dict[str, 
             break
     mounted = {mount["name"] for item in before for mount in item.get("volumeMounts") or ()}
     pod = {key: value for key, value in copy.items() if key not in _SERVER_FIELDS}
+    volumes = [item for item in copy.get("volumes") or () if item["name"] in mounted]
     return {
         **pod,
         "restartPolicy": "OnFailure",
         **({"initContainers": before[:-1]} if before[:-1] else {}),
         "containers": before[-1:],
-        "volumes": [item for item in copy.get("volumes") or () if item["name"] in mounted],
-        "affinity": _affinity(pipeline, copy.get("affinity") or {}),
+        "volumes": volumes,
+        "affinity": _affinity(
+            pipeline,
+            copy.get("affinity") or {},
+            shares_claim=any("persistentVolumeClaim" in item for item in volumes),
+        ),
     }
 
 
-def _affinity(pipeline: InferencePipeline, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _affinity(
+    pipeline: InferencePipeline, declared: Mapping[str, Any], *, shares_claim: bool
+) -> dict[str, Any]:
     """Return the template's node affinity without GPU products, and a preference for its pods.
 
-    Rules about other pods are dropped: they are about where serving pods may run.
+    If the pod shares a claim with them, their node is required: a volume that is mounted on one
+    node cannot be mounted on another one, where the pod would wait for it forever. Rules about
+    other pods are dropped: they are about where serving pods may run.
     """
-    serving = {
-        "weight": 100,
-        "podAffinityTerm": {
-            "topologyKey": _HOSTNAME,
-            "labelSelector": {"matchLabels": names.selector(pipeline.name)},
-        },
+    term = {
+        "topologyKey": _HOSTNAME,
+        "labelSelector": {"matchLabels": names.selector(pipeline.name)},
     }
-    result: dict[str, Any] = {
-        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [serving]}
-    }
+    serving: dict[str, Any] = (
+        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        if shares_claim
+        else {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": term}
+            ]
+        }
+    )
+    result: dict[str, Any] = {"podAffinity": serving}
     node = dict(declared.get("nodeAffinity") or {})
     required = node.pop("requiredDuringSchedulingIgnoredDuringExecution", None) or {}
     terms = [_without_product(term) for term in required.get("nodeSelectorTerms") or ()]
