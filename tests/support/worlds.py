@@ -50,8 +50,12 @@ IDLE_SECONDS = 24 * 3600.0
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
 GOOD, BAD, DUMB, STIFF, GONE = "good", "bad", "dumb", "stiff", "gone"
 # What a preflight does: it passes although pods may fail (as by a fault that only a GPU shows),
-# fails as the pods of its revision do, waits for a node, starts, or loads for ever.
+# fails as the pods of its revision do, waits for a node, starts, loads for ever, or has loaded but
+# a sidecar keeps its pod running.
 PASSES, FAILS, UNPLACED, STARTS, LOADS = "passes", "fails", "unplaced", "starts", "loads"
+SIDECAR = "sidecar"
+# What happened to its pod.
+DELETING, ENDED, REMOVED = "deleting", "ended", "removed"
 
 
 @functools.cache
@@ -141,6 +145,8 @@ class World:
     certificate_problem: str = ""
     other_certificates: tuple[ServerCertificate, ...] = ()  # in Secrets that the spec does not name
     preflight: str = PASSES
+    preflight_pod: str = ""  # what happened to the pod of the preflight; empty: nothing
+    preflight_pod_created: dt.datetime | None = None  # None: with its Job
     preflight_rejection: str = ""
     _accepted: str = ""
     _looks: dict[str, Probe] = field(default_factory=dict)  # of the last pass, by pod uid
@@ -227,7 +233,11 @@ class World:
             last_good_in_memory=self._accepted,
             certificate=self.certificate,
             certificate_problem=self.certificate_problem,
-            preflight_pods=tuple(Pod.of(self._checking(job)) for job in self.preflights),
+            preflight_pods=tuple(
+                Pod.of(self._checking(job))
+                for job in self.preflights
+                if self.preflight_pod != REMOVED
+            ),
             preflight_rejection=self.preflight_rejection,
         )
         tls = deployed_tls(snapshot)
@@ -257,17 +267,25 @@ class World:
             loader |= self._failed_loader(revision)
         if self.preflight == LOADS:
             loader["state"] = {"running": {"startedAt": rfc3339(self.now)}}
+        if self.preflight == SIDECAR:
+            loader["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
         name = f"{job['metadata']['name']}-x"
+        created = job["metadata"]["creationTimestamp"]
+        if self.preflight_pod_created is not None:
+            created = rfc3339(self.preflight_pod_created)
+        deleted = {"deletionTimestamp": rfc3339(self.now)} if self.preflight_pod == DELETING else {}
         return {
             "metadata": {
                 "name": name,
+                "creationTimestamp": created,
+                **deleted,
                 "uid": f"uid-{name}",
                 "labels": job["spec"]["template"]["metadata"]["labels"],
                 "ownerReferences": ownership.controlled_by(job),
             },
             "spec": job["spec"]["template"]["spec"],
             "status": {
-                "phase": "Pending",
+                "phase": "Failed" if self.preflight_pod == ENDED else "Pending",
                 "conditions": [placed],
                 "containerStatuses": [loader] if self.preflight != UNPLACED else [],
             },
@@ -632,10 +650,11 @@ class World:
     def run_pods(self) -> Self:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
         self.pods = [pod for pod in self.pods if not pod.away]
-        for job in self.preflights if self.preflight == PASSES else []:
-            ended = {"type": "Complete", "status": "True"}
-            key = (job["kind"], job["metadata"]["name"])
-            self.children[key] = {**job, "status": {"conditions": [ended]}}
+        for job in self.preflights:
+            told: Object = {"failed": 1} if self.preflight_pod == REMOVED else {"active": 1}
+            if self.preflight == PASSES:
+                told = {"conditions": [{"type": "Complete", "status": "True"}]}
+            self.children[job["kind"], job["metadata"]["name"]] = {**job, "status": told}
         for index, pod in enumerate(self.pods):
             if pod.name not in self.kubelet:
                 pod.given = pod.asked

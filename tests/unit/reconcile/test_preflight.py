@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.worlds import FAILS, LOADS, PASSES, STARTS, STIFF, UNPLACED, World
+from tests.support.worlds import (
+    BAD,
+    DELETING,
+    ENDED,
+    FAILS,
+    LOADS,
+    PASSES,
+    REMOVED,
+    SIDECAR,
+    STARTS,
+    STIFF,
+    UNPLACED,
+    ModelPod,
+    World,
+)
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.controllers.pipeline.policies.preflight import PLACEMENT_SECONDS
@@ -117,6 +131,139 @@ def test_a_preflight_without_a_node_does_not_block(strategy: str) -> None:
     assert "short of cpu" in skipped
 
 
+@pytest.mark.parametrize("lost", [DELETING, ENDED, REMOVED])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_lost_pod_does_not_release_a_wrong_revision(strategy: str, lost: str) -> None:
+    world = served(strategy)
+    old = edited(world, FAILS, seconds=PLACEMENT_SECONDS + 60)
+    world.preflight_pod = lost
+    passed(world, 60)
+    assert "PreflightSkipped" not in events(world)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert (world.told()["Ready"] == "False ModelMismatch") is (lost != REMOVED)
+    world.preflight_pod = ""
+    passed(world, 60)
+    assert world.told()["Ready"] == "False ModelMismatch"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_recreated_pod_has_its_own_time_to_find_a_node(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, FAILS, seconds=PLACEMENT_SECONDS + 60)
+    world.preflight, world.preflight_pod_created = UNPLACED, world.now
+    passed(world, PLACEMENT_SECONDS - 10)
+    assert [pod.revision for pod in world.serving] == [old]
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert events(world).count("PreflightSkipped") == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_job_that_never_has_a_pod_does_not_block(strategy: str) -> None:
+    world = served(strategy)
+    edited(world, LOADS, seconds=0)
+    while not world.preflights:
+        world.pass_time(5).control().run_pods().step()
+    (job,) = world.preflights
+    old = world.serving[0].revision
+    world.preflight_pod = REMOVED
+    for _ in range(PLACEMENT_SECONDS // 5 - 1):
+        world.pass_time(5).control().step()  # no Job controller reports a pod
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.preflights == [job]
+    world.pass_time(5).step()
+    assert events(world).count("PreflightSkipped") == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sidecar_that_keeps_the_pod_running_does_not_block(strategy: str) -> None:
+    world = served(strategy)
+    edited(world, SIDECAR)
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert events(world).count("PreflightPassed") == 1
+    assert not world.preflights
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_short_unreadiness_does_not_release_a_wrong_revision(strategy: str) -> None:
+    world = served(strategy)
+    old = edited(world, FAILS)
+    (job,) = world.preflights
+    for _ in range(3):
+        (pod,) = [pod for pod in world.pods if pod.revision == old]
+        pod.phase = "Loading"
+        world.step()
+        world.pass_time(5).control().step()
+    passed(world, 30)
+    assert [one["metadata"]["uid"] for one in world.preflights] == [job["metadata"]["uid"]]
+    assert [pod.revision for pod in world.serving] == [old]
+
+
+@pytest.mark.parametrize("strategy", ["NoSurge", "Recreate"])
+def test_a_replaced_pod_does_not_release_a_wrong_revision(strategy: str) -> None:
+    """A pod repair and a certificate renewal delete the pod, and the Deployment replaces it."""
+    world = served(strategy)
+    old = edited(world, FAILS)
+    before = world.serving[0]
+    before.away = True
+    world.step()
+    passed(world, 30)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.serving[0].name != before.name
+    assert world.deployed == old
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_pod_that_is_unready_before_the_preflight_needs_none(strategy: str) -> None:
+    world = served(strategy)
+    world.preflight = LOADS
+    world.change(tokenizer={"maxLength": 64})
+    for _ in range(6):
+        for pod in world.serving:
+            pod.phase = "Loading"
+        world.step()
+        world.pass_time(5).control()
+    assert not world.preflights
+
+
+def test_an_edit_during_a_failing_rollout_restores_the_verified_revision() -> None:
+    world = served("NoSurge", replicas=2, rollout={"progressDeadlineSeconds": 7200})
+    world.room = 2
+    first = world.settle().deployed
+    world.load_failure = (MISSING, EXIT_RETRY)
+    world.change(tokenizer={"maxLength": 64}).step()
+    world.verdicts[world.status["revision"]] = BAD
+    passed(world, 60)
+    assert [pod.revision for pod in world.serving] == [first]
+    assert world.deployed == world.status["revision"]
+    world.preflight = FAILS
+    world.change(tokenizer={"maxLength": 32})
+    passed(world, 60)
+    assert world.deployed == first
+    assert [pod.revision for pod in world.serving] == [first, first]
+    assert world.preflights
+    world.preflight = PASSES
+    world.load_failure = None
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_a_new_pod_that_took_the_room_of_a_lost_one_is_rolled_back() -> None:
+    """The old pod is evicted, and the scheduler places the new one first."""
+    world = served()
+    world.load_failure = (MISSING, EXIT_USER)
+    old = edited(world, FAILS)
+    world.verdicts[world.status["revision"]] = BAD
+    (lost,) = world.serving
+    world.pods.remove(lost)
+    world.pods.append(ModelPod("again", old, lost.template, world.now))
+    world.run_pods()
+    passed(world, 120)
+    assert [pod.revision for pod in world.serving] == [old]
+    assert world.told()["Ready"] == "False RolledBack"
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_preflight_that_the_api_server_rejects_does_not_block(strategy: str) -> None:
     world = served(strategy)
@@ -156,7 +303,11 @@ def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
 
 
 @pytest.mark.proves("spec.rollout.preflight", "behaviour")
-@pytest.mark.parametrize("change", [{"rollout": {"preflight": "Disabled"}}, {"suspend": "Enabled"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"rollout": {"preflight": "Disabled"}}, {"suspend": "Enabled"}, {"replicas": 0}],
+    ids=str,
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_change_that_needs_no_preflight_deletes_it(strategy: str, change: Any) -> None:
     world = served(strategy)

@@ -7,7 +7,7 @@ from typing import Final
 
 from triton_pipelines.controllers.timestamps import timestamp
 
-from .snapshot import Snapshot
+from .snapshot import Pod, Snapshot
 
 # How long a new pod must be unschedulable before an old one is given up for it: longer than a
 # node's device plugin or an autoscaler's taint needs to settle, short compared with loading a
@@ -34,6 +34,17 @@ def is_surging(snapshot: Snapshot) -> bool:
     return strategy.get("type") != "Recreate" and rolling.get("maxSurge") != 0
 
 
+def lacks_room(pod: Pod) -> bool:
+    """Return whether no node has room for a pod, which the removal of another one can make."""
+    condition = pod.condition("PodScheduled")
+    return (
+        not pod.deleting
+        and condition.get("reason") == "Unschedulable"
+        and condition.get("status") == "False"
+        and any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR)
+    )
+
+
 def surge_ends_in(target: str, snapshot: Snapshot, now: dt.datetime) -> float | None:
     """Return the seconds until a surge to ``target`` is given up for lack of room.
 
@@ -42,15 +53,7 @@ def surge_ends_in(target: str, snapshot: Snapshot, now: dt.datetime) -> float | 
     if snapshot.deployed_revision() != target:
         return None
     for pod in snapshot.pods:
-        condition = pod.condition("PodScheduled")
-        if (
-            pod.revision != target
-            or pod.deleting
-            or condition.get("reason") != "Unschedulable"
-            or condition.get("status") != "False"
-        ):
-            continue
-        if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
+        if pod.revision != target or not lacks_room(pod):
             continue
         # An old pod runs another revision, or the same one from before a restart.
         if not any(
@@ -59,6 +62,6 @@ def surge_ends_in(target: str, snapshot: Snapshot, now: dt.datetime) -> float | 
             if not other.deleting
         ):
             continue
-        since = timestamp(condition.get("lastTransitionTime")) or now
+        since = timestamp(pod.condition("PodScheduled").get("lastTransitionTime")) or now
         return (since + UNSCHEDULABLE_GRACE - now).total_seconds()
     return None

@@ -11,6 +11,7 @@ docs/decisions/0034-preflight.md.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,18 +79,18 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     state = snapshot.rollout_state(draft.state.rollout, revision)
     record = snapshot.revision_record(revision)
     is_known = record is not None or revision == spec.revision.name
-    if not is_known or not _removes_serving_pod(pipeline, revision, snapshot, state, now):
-        return Outcome(Preflight())
     found = snapshot.child("Job", names.preflight_name(pipeline.name, revision))
     job = found if found is not None and owned(found, pipeline.metadata.uid) else None
+    is_needed = _would_interrupt(snapshot, revision, has_begun=job is not None)
+    if not (is_known and is_needed and _removes_old_pod(pipeline, revision, snapshot, state, now)):
+        return Outcome(Preflight())
     check = _check(job, revision, pipeline, snapshot, now)
     if check.ended is not None:
         return Outcome(Preflight(), events=(check.ended,))
-    deployed = snapshot.deployed_revision()
     template = record["template"] if record is not None else spec.revision.template
     policy = preflight_policy(pipeline, revision)
     return Outcome(
-        Preflight(True, deployed if deployed != revision else "", check.problem),
+        Preflight(True, _kept_revision(snapshot, revision, state), check.problem),
         apply=(
             *((Apply(ApplyStage.PREFLIGHT, policy),) if policy is not None else ()),
             # A Job's template is immutable, so an existing one is not applied again.
@@ -104,24 +105,44 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     )
 
 
-def _removes_serving_pod(
+def _would_interrupt(snapshot: Snapshot, revision: str, *, has_begun: bool) -> bool:
+    """Return whether the pods that serve run other revisions only.
+
+    Once the Job exists, pods that should serve are enough: one that is unready for a moment, or is
+    being replaced, must not release the rollout.
+    """
+    serving = {pod.revision for pod in snapshot.pods if pod.serving}
+    wanted = ((snapshot.deployment or {}).get("spec") or {}).get("replicas")
+    return revision not in serving and bool(serving or (has_begun and wanted))
+
+
+def _kept_revision(snapshot: Snapshot, revision: str, state: RolloutState) -> str:
+    """Return the revision that the Deployment keeps; empty if the new one is in its template.
+
+    If the deployed one does not serve, it is the one that last served the whole pipeline.
+    """
+    deployed = snapshot.deployed_revision()
+    if deployed == revision:
+        return ""
+    has_failed = not any(pod.serving and pod.revision == deployed for pod in snapshot.pods)
+    can_restore = (
+        state.verified != revision and snapshot.revision_record(state.verified) is not None
+    )
+    return state.verified if has_failed and can_restore else deployed
+
+
+def _removes_old_pod(
     pipeline: InferencePipeline,
     revision: str,
     snapshot: Snapshot,
     state: RolloutState,
     now: dt.datetime,
 ) -> bool:
-    """Return whether the rollout to ``revision`` would remove a serving pod of another one now."""
+    """Return whether the rollout to ``revision`` would remove a pod of another one now."""
     rollout, deployed = pipeline.spec.rollout, snapshot.deployed_revision()
     if deployed == revision and not is_surging(snapshot):
         return False  # Old pods have been removed already.
-    serving = {pod.revision for pod in snapshot.pods if pod.serving}
-    if (
-        rollout.preflight is PreflightMode.DISABLED
-        or state.target(revision) != revision
-        or revision in serving
-        or not serving
-    ):
+    if rollout.preflight is PreflightMode.DISABLED or state.target(revision) != revision:
         return False
     if rollout.strategy is RolloutStrategy.SURGE:
         return False
@@ -145,39 +166,79 @@ def _check(
         return _Check(ended=_skipped(revision, snapshot.preflight_rejection))
     if job is None:
         return _Check()
+    pods = [pod for pod in snapshot.preflight_pods if pod.revision == revision]
     end = job_end(job)
-    if end.get("type") == "Complete":
+    # A sidecar that a mesh injects keeps the pod running, so that the Job never completes.
+    if end.get("type") == "Complete" or any(_has_loaded(pod) for pod in pods):
         text = f"revision {revision} can be loaded; the rollout removes a serving pod"
         return _Check(ended=Event(False, "PreflightPassed", "Preflight", text))
     if end:
         text = f"its Job failed: {end.get('reason', '')}: {end.get('message', '')}"
         return _Check(ended=_skipped(revision, text))
-    pods = [
-        pod
-        for pod in snapshot.preflight_pods
-        if pod.revision == revision and not pod.deleting and is_alive(pod.raw)
-    ]
+    pod = _present_pod(pods)
     gpu, nodes = pipeline.spec.server.gpu.resource_name, snapshot.nodes
-    found = (preflight_problem(pod, gpu, nodes) for pod in pods)
-    problem = next((one for one in found if one is not None), None)
-    age = (now - (timestamp(job["metadata"].get("creationTimestamp")) or now)).total_seconds()
-    if not any(pod.condition("PodScheduled").get("status") == "True" for pod in pods):
-        if age >= PLACEMENT_SECONDS:
-            why = problem.message if problem is not None else "it has no pod; see its events"
-            text = f"its pod has not been placed for {PLACEMENT_SECONDS} s: {why}"
-            return _Check(ended=_skipped(revision, text))
-        return _Check(due=PLACEMENT_SECONDS - age)
-    if any(_lacks_only_space(pod) for pod in pods):
-        assert problem is not None
+    problem = preflight_problem(pod, gpu, nodes) if pod is not None else None
+    unplaced = _unplaced_since(job, pod, now)
+    if unplaced is not None:
+        waited = (now - unplaced).total_seconds()
+        if waited < PLACEMENT_SECONDS:
+            return _Check(due=PLACEMENT_SECONDS - waited)
+        why = problem.message if problem is not None else "it has no pod; see its events"
+        text = f"its pod has not been placed for {PLACEMENT_SECONDS} s: {why}"
+        return _Check(ended=_skipped(revision, text))
+    if problem is not None and pod is not None and _lacks_only_space(pod):
         return _Check(ended=_skipped(revision, f"no room for its files: {problem.message}"))
+    return _by_deadline(problem, pipeline, _created(job, now), now)
+
+
+def _by_deadline(
+    problem: Problem | None, pipeline: InferencePipeline, begun: dt.datetime, now: dt.datetime
+) -> _Check:
+    """Return a check that has not passed: after the deadline, the rollout has failed."""
+    age = (now - begun).total_seconds()
     deadline = pipeline.spec.rollout.progress_deadline_seconds
     if age < deadline:
         return _Check(problem, due=deadline - age)
     if problem is None or not problem.is_final:
-        why = problem.message if problem is not None else "its loader is still running"
+        why = problem.message if problem is not None else "its loader has not ended"
         text = f"the preflight has not passed within {deadline} s: {why}; {ADVICE}"
-        problem = Problem(Reason.ROLLOUT_FAILED, text, pods[0].name)
+        problem = Problem(Reason.ROLLOUT_FAILED, text, problem.pod if problem is not None else "")
     return _Check(problem)
+
+
+def _created(item: Object, now: dt.datetime) -> dt.datetime:
+    return timestamp(item["metadata"].get("creationTimestamp")) or now
+
+
+def _is_placed(pod: Pod) -> bool:
+    return pod.condition("PodScheduled").get("status") == "True"
+
+
+def _present_pod(pods: Sequence[Pod]) -> Pod | None:
+    """Return the pod that shows most: one that was placed, if possible one that still runs.
+
+    A pod that is drained, evicted or deleted was placed all the same.
+    """
+    placed = [pod for pod in pods if _is_placed(pod)]
+    running = [pod for pod in placed if not pod.deleting and is_alive(pod.raw)]
+    found = running or placed or pods
+    return max(
+        found, key=lambda pod: str(pod.raw["metadata"].get("creationTimestamp")), default=None
+    )
+
+
+def _unplaced_since(job: Object, pod: Pod | None, now: dt.datetime) -> dt.datetime | None:
+    """Return since when the Job waits for a node; ``None`` once it had a pod that was placed."""
+    if pod is not None:
+        return None if _is_placed(pod) else _created(pod.raw, now)
+    counts = job.get("status") or {}
+    had_pod = any(counts.get(key) for key in ("active", "terminating", "failed"))
+    return None if had_pod else _created(job, now)
+
+
+def _has_loaded(pod: Pod) -> bool:
+    ended = (pod.container(names.CONTAINER_LOADER).get("state") or {}).get("terminated") or {}
+    return ended.get("exitCode") == 0
 
 
 def _skipped(revision: str, why: str) -> Event:

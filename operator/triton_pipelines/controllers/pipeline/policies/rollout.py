@@ -20,7 +20,11 @@ from triton_pipelines.controllers.pipeline.pod_problems import Problem
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import DEAD_PROBES_ALONE, Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
-from triton_pipelines.controllers.pipeline.surge_room import is_surging, surge_ends_in
+from triton_pipelines.controllers.pipeline.surge_room import (
+    is_surging,
+    lacks_room,
+    surge_ends_in,
+)
 
 from .preflight import Preflight
 from .replicas import Replicas
@@ -79,7 +83,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if begun_target.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
         mode = _restoring_strategy(strategy)
     state = _with_overdue(begun_target.revision, mode, state, snapshot)
-    old_removed = _has_removed_old_pods(mode, snapshot, desired)
+    old_removed = _has_removed_old_pods(mode, snapshot, desired) or (
+        strategy is RolloutStrategy.AUTO and _has_lost_old_pods(snapshot, desired, state.verified)
+    )
     failure = _failure(
         begun_target.revision, snapshot, draft.problems, old_removed, state.overdue_revision
     )
@@ -306,6 +312,18 @@ def _has_removed_old_pods(mode: RolloutStrategy, snapshot: Snapshot, desired: st
     return (
         mode in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE)
         and snapshot.deployed_revision() == desired
+    )
+
+
+def _has_lost_old_pods(snapshot: Snapshot, desired: str, verified: str) -> bool:
+    """Return whether new pods of a surge have taken the room of the old ones.
+
+    Nothing serves then: old pods were lost, for example with their node, and wait for room.
+    """
+    return (
+        snapshot.deployed_revision() == desired != verified
+        and not any(pod.serving for pod in snapshot.pods)
+        and any(pod.revision == verified and lacks_room(pod) for pod in snapshot.pods)
     )
 
 
