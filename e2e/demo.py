@@ -1,4 +1,4 @@
-"""``make demo``: show the product on this machine, then on a real one-node cluster.
+"""``make demo``: show the product on this machine, then on a real single-node cluster.
 
     python -m e2e.demo            KEEP=1 keeps the cluster and what is installed in it
 
@@ -186,7 +186,7 @@ def _remove_cluster() -> None:
 
 def _wait_for(building: subprocess.Popen[bytes]) -> None:
     say(
-        "2. A real one-node Kubernetes cluster"
+        "2. A real single-node Kubernetes cluster"
         " (the first build takes about 10 minutes, later ones under a minute)"
     )
     log, shown = OUT / "cluster.log", 0

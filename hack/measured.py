@@ -57,7 +57,7 @@ def block() -> str:
         )
     cases = json.loads(FIGURES.read_text(encoding="utf-8"))
     head = (
-        "Measured on the local one-node cluster (two cores, Triton on CPU), under load during "
+        "Measured on the local single-node cluster (two cores, Triton on CPU), under load during "
         "the whole\nrollout, until the last old pod was gone:"
     )
     return f"{head}\n\n{table(cases)}"

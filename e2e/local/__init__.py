@@ -1,1 +1,1 @@
-"""A real one-node Kubernetes cluster from packages alone: `python -m e2e.local up`."""
+"""A real single-node Kubernetes cluster from packages alone: `python -m e2e.local up`."""

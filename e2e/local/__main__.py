@@ -18,7 +18,7 @@ from e2e.local.progress import console
 from e2e.local.supervision import ClusterError
 
 app = typer.Typer(
-    help="A real one-node Kubernetes cluster on this machine, without Docker.",
+    help="A real single-node Kubernetes cluster on this machine, without Docker.",
     no_args_is_help=True,
     add_completion=False,
 )

@@ -1,4 +1,4 @@
-"""A one-node cluster as an object: brought up, asked, changed and removed without a trace.
+"""A single-node cluster as an object: brought up, asked, changed and removed without a trace.
 
 The state of cluster NAME lies in `<state root>/NAME`; nothing else is needed to find or remove it.
 """

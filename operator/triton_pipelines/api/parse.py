@@ -13,7 +13,7 @@ from .depth import MAX_DOCUMENT_DEPTH, deep_path
 from .field_paths import written
 from .finding_codes import FindingCode
 from .messages import code_of, message
-from .spec_size import MAX_SPEC_BYTES, spec_size
+from .spec_size import MAX_SPEC_BYTES, SpecSize, excess_of
 from .v1alpha1 import InferencePipeline
 
 _META = ("name", "namespace", "uid", "generation", "deletionTimestamp", "annotations", "labels")
@@ -43,8 +43,8 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
     read = read_of(document)
     if (deep := deep_path(read, MAX_DOCUMENT_DEPTH)) is not None:
         return None, [_too_deep(deep)]
-    if (size := spec_size(read.get("spec"))) > MAX_SPEC_BYTES:
-        return None, [_too_large(size)]
+    if (excess := excess_of(read.get("spec"))) is not None:
+        return None, [_too_large(excess)]
     body = {key: _normalized(value) for key, value in read.items()}
     absent = [
         Finding(key, "is required", code=FindingCode.REQUIRED)
@@ -77,11 +77,11 @@ def _too_deep(path: tuple[int | str, ...]) -> Finding:
     )
 
 
-def _too_large(size: int) -> Finding:
+def _too_large(excess: SpecSize) -> Finding:
     return Finding(
-        "spec",
-        f"has {size / 1024:,.0f} KiB of JSON, more than the limit of {MAX_SPEC_BYTES // 1024} KiB; "
-        "move files and long texts to sources or ConfigMaps",
+        excess.largest,
+        f"the spec has {excess.total} bytes as JSON, but can have at most {MAX_SPEC_BYTES}; "
+        "shorten this field, which is the largest",
         code=FindingCode.TOO_LARGE,
     )
 

@@ -225,7 +225,7 @@ async def poll_pipelines(
             lambda: load_configuration(query.kubeconfig, query.context),
             ClientOptions(attempts=2, timeout_seconds=15.0),
         ) as client:
-            while first or time.monotonic() < end:
+            while True:
                 try:
                     yield await _read(client, query)
                 except NotFound:
@@ -235,8 +235,9 @@ async def poll_pipelines(
                         raise
                     typer.echo(f"cannot reach the cluster: {error}; retrying", err=True)
                 first = False
-                if (rest := end - time.monotonic()) > 0:
-                    await asyncio.sleep(min(WATCH_SECONDS, rest))
+                if (rest := end - time.monotonic()) <= 0:
+                    break
+                await asyncio.sleep(min(WATCH_SECONDS, rest))
     except NotFound as error:
         if query.name is not None and error.of_an_object:
             raise CommandError(

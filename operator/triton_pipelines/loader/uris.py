@@ -110,7 +110,7 @@ def check_scheme(location: SourceLocation) -> None:
     if ".." in unquote(location.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
         "/"
     ):
-        raise SourceError("the URI must not contain '..'; use the path without it")
+        raise SourceError("the URI must not contain '..'; specify the resolved path")
     if scheme in SCHEMES or (location.mapped and scheme in MAPPED_SCHEMES):
         return
     if scheme == "http":

@@ -60,7 +60,7 @@ async def test_large_specs_are_reported_and_not_kept(
         await eventually("the other pipeline", lambda: is_applied("good"))
         for name in (*stored, "new"):
             message = str(await eventually(f"status of {name}", lambda name=name: stalled(name)))
-            assert message.startswith("spec: has 1,2"), message
+            assert message.startswith("spec.server.podTemplate: the spec has 12"), message
             assert 0 < kept_bytes(running, bare_namespace, name) < 4_000
     pages = [
         parse_qs(urlsplit(seen.target).query).get("limit")

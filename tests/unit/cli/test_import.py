@@ -138,7 +138,7 @@ def test_a_repository_without_configs_is_completed_from_its_graph(
         "dataType": "FP32",
         "dims": [-1, tinymodel.WIDTH],
     }
-    assert "tiny: note: inputs, outputs and batching were completed from model.onnx" in ended.err
+    assert "tiny: note: completed inputs, outputs and batching from model.onnx" in ended.err
 
 
 def test_changed_code_of_the_operators_own_is_told(tmp_path: Path, tritonpipe: Run) -> None:

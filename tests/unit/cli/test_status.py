@@ -335,3 +335,22 @@ def test_wait_ends_in_time_while_the_api_server_fails(
     assert "Loading" in ended.out, "the last status that was read"
     assert "retrying" in ended.err
     assert 0 < len(failed) < 20
+
+
+def test_wait_reads_once_more_when_the_time_is_over(
+    tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server({"GET": told(pipeline("a", "False"))}).partition("/v2")[0]
+    now = [0.0]
+    monkeypatch.setattr(
+        "triton_pipelines.cli.status.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+
+    async def next_look(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] == 1.0:
+            server({"GET": told(pipeline("a", "True"))})
+
+    monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
+    file = kubeconfig(tmp_path / "config", url)
+    assert tritonpipe("status", "a", "--wait", "--timeout", "1", "--kubeconfig", file).code == 0

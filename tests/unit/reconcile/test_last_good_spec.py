@@ -13,14 +13,16 @@ import yaml
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names, parse
+from triton_pipelines.api.spec_size import omit_large_spec
 from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.controllers.pipeline.policies import last_good_spec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
-# Refused by a rule of the schema, and by a check of the whole.
+# Refused by a rule of the schema, by a check of the whole, and omitted when it is read.
 INVALID: dict[str, dict[str, Any]] = {
     "schema": {"tokenizer": {"maxLength": "many"}},
     "check": {"postprocess": {"labels": ["a", "b", "c"]}},
+    "size": {"server": {"podTemplate": {"metadata": {"annotations": {"a": "x" * 400_000}}}}},
 }
 MISSING = {
     "model": (
@@ -44,6 +46,8 @@ def spoiled(world: World, how: str = "check") -> World:
         world.change(tokenizer={"maxLength": 64})
     else:
         world.change(**INVALID[how])
+    if how == "size":
+        omit_large_spec(world.document)
     world.step()
     return world
 

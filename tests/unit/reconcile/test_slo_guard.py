@@ -76,8 +76,8 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     said = world.condition("Ready")["message"]
     assert said == (
         f"revision {new} serves, but violates the SLO that revision {old} met, and was rolled "
-        "back to it: its p99 in the server is 90.0 ms and more"
-        f" for 75 s at 55 requests/s in a pod, that of revision {old} was at most 40.0 ms at "
+        "back to it: its p99 in the server was at least 90.0 ms"
+        f" for 75 s at 55 requests/s per pod; the p99 of revision {old} was at most 40.0 ms at "
         "50; spec.slo leaves 80 ms; it is tried again when the spec changes"
     )
     world.settle()

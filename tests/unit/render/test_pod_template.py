@@ -469,5 +469,7 @@ def test_the_operator_may_forbid_it() -> None:
 def test_own_containers_are_own_code() -> None:
     forbidden = options(custom_code_allowed=False)
     (told,) = findings({"spec": {"containers": [{**TRITON, "env": []}, SIDECAR]}}, forbidden)
-    assert told.startswith(f"{FIELD}.spec.containers[proxy]: additional containers are custom code")
+    assert told.startswith(
+        f"{FIELD}.spec.containers[proxy]: additional containers count as custom code"
+    )
     assert not findings({"spec": {"containers": [{**TRITON, "env": []}]}}, forbidden)

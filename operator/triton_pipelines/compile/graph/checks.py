@@ -7,11 +7,7 @@ rules are checked on the rendered configs (:mod:`triton_pipelines.compile.valida
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
 from triton_pipelines.api.base import Finding
-from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .batching_checks import check_batching
@@ -26,10 +22,6 @@ from .server_checks import check_server
 from .source_checks import check_sources
 from .tokenizer_checks import check_tokenizer
 from .wiring import check_wiring
-
-# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a
-# text at worst, and the operator's own files, the pod template and the load plan come on top.
-SPEC_BYTES_MAX = 350_000
 
 
 def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
@@ -48,29 +40,4 @@ def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[F
         *check_sources(graph),
         *check_server(pipeline, graph, options),
         *check_example(pipeline, graph),
-        *_size(pipeline),
     ]
-
-
-def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
-    spec = pipeline.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    total = _bytes(spec)
-    if total > SPEC_BYTES_MAX:
-        parts = {
-            f"spec.{name}.{key}": _bytes(value)
-            for name, part in spec.items()
-            if isinstance(part, dict)
-            for key, value in part.items()
-        }
-        largest = max(parts, key=lambda name: parts[name])
-        yield Finding(
-            largest,
-            f"the resource has {total} bytes, {parts[largest]} of them in this field, but "
-            f"the ConfigMap of a revision can contain at most {SPEC_BYTES_MAX}; shorten "
-            "this field",
-            code=FindingCode.TOO_LARGE,
-        )
-
-
-def _bytes(value: object) -> int:
-    return len(json.dumps(value, ensure_ascii=False, default=str).encode())

@@ -83,7 +83,7 @@ def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
             " backslashes, for example onnx/model.onnx",
         )
     if scheme in ("s3", "gs", "az", "oci", "https") and _climbs(rest):
-        yield _invalid(f"{path}.uri", "must not contain '..'; use the path without it")
+        yield _invalid(f"{path}.uri", "must not contain '..'; specify the resolved path")
     check = _SCHEME_CHECKS.get(scheme)
     if check is not None:
         yield from check(source, rest, path)

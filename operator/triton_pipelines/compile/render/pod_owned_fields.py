@@ -195,8 +195,9 @@ def _containers(
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
-                    "additional containers are custom code, which this operator forbids"
-                    " (--custom-code=forbid); remove them, or ask the operator's administrator",
+                    "additional containers count as custom code, which this operator forbids"
+                    " (--custom-code=forbid); remove them, or ask the operator's administrator to"
+                    " allow custom code",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in mapping_items(item.get("volumeMounts"), "volumeMounts"):

@@ -234,8 +234,8 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
         start = span.partition("-")[0]
         if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
             raise SourceError(
-                f"responded with the range {response.headers.get('content-range')!r}, not from "
-                f"byte {asked}",
+                f"responded with the range {response.headers.get('content-range')!r}, which does "
+                f"not start at byte {asked}",
                 retryable=True,
                 restart=True,
             )

@@ -29,7 +29,7 @@ from .source_placement import located
 # Longest inline code in a resource (api: Code.inline), in characters.
 INLINE_LIMIT = 65536
 CODE = "model.py"
-# Most code in one resource, in bytes of JSON (compile.graph.checks: SPEC_BYTES_MAX for the whole).
+# Most code in one resource, in bytes of JSON (api.spec_size: MAX_SPEC_BYTES for the whole).
 _INLINE_TOTAL = 200_000
 # Most Python files of one model in which imports are searched.
 _PARSED = 200

@@ -122,8 +122,8 @@ def _called_by_others(
 def _too_many(entry: RepositoryModel, names: Sequence[str]) -> ImportNote:
     return ImportNote(
         entry.origin,
-        f"a pipeline has at most {MAX_STEPS} auxiliary models; these models are not called "
-        f"by any step and were omitted: {_listed(names)}",
+        f"a pipeline can have at most {MAX_STEPS} auxiliary models; the following models were "
+        f"omitted because no step calls them: {_listed(names)}",
     )
 
 

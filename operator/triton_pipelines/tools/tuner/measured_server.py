@@ -253,7 +253,8 @@ class MeasuredServer:
         while not await self.client.model_ready(public):
             if asyncio.get_running_loop().time() > deadline:
                 raise TuneError(
-                    f"{public} is not ready {READY_SECONDS:.0f} s after its batching was changed"
+                    f"{public} is still not ready {READY_SECONDS:.0f} s after its batching was "
+                    "changed"
                 )
             await asyncio.sleep(_READY_POLL)
 

@@ -58,8 +58,8 @@ def slo_and_latency_budget(
     if budget is None or budget <= 0:
         network_and_queue = slo - (budget or 0.0)
         raise NotTunableError(
-            f"spec.slo.networkAndQueueBudgetMilliseconds: {network_and_queue:g} ms use up "
-            f"the whole SLO of {slo:g} ms; lower the budget, or raise the SLO"
+            f"spec.slo.networkAndQueueBudgetMilliseconds: {network_and_queue:g} ms leaves "
+            f"no latency budget within the SLO of {slo:g} ms; lower the budget, or raise the SLO"
         )
     return slo / 1e3, budget / 1e3
 

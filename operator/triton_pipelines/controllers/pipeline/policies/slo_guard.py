@@ -149,8 +149,8 @@ def continue_watch(
         and new.rate <= LOAD_RATIO_MAX * watch.rate
     ):
         text = (
-            f"its p99 in the server is {new.low:.1f} ms and more for {WINDOW_SECONDS:.0f} s"
-            f" at {new.rate:.0f} requests/s in a pod, that of revision"
+            f"its p99 in the server was at least {new.low:.1f} ms for {WINDOW_SECONDS:.0f} s"
+            f" at {new.rate:.0f} requests/s per pod; the p99 of revision"
             f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f};"
             f" spec.slo leaves {budget:g} ms"
         )

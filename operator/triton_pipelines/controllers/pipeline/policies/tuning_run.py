@@ -227,7 +227,7 @@ def _missing_slo(pipeline: InferencePipeline) -> str:
         )
     return (
         "spec.slo.networkAndQueueBudgetMilliseconds: "
-        f"{slo.network_and_queue_budget_milliseconds:g} ms use up all of "
+        f"{slo.network_and_queue_budget_milliseconds:g} ms leaves no latency budget within "
         f"spec.slo.p99Milliseconds ({slo.p99_milliseconds:g} ms); lower the budget, or "
         "raise the SLO, to start the run"
     )
