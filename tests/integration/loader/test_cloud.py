@@ -243,8 +243,8 @@ def test_a_key_file_that_is_none(
 
 def test_what_gcs_does_not_have(keyed: Pod, google: Gcs) -> None:
     for uri, says in (
-        ("gs://models/nope", "has no object nope and nothing below it"),
-        ("gs://models/bert@", "nothing below"),
+        ("gs://models/nope", "has no object nope and no objects below it"),
+        ("gs://models/bert@", "no objects below"),
     ):
         keyed.plan(item(uri, endpoint=google.url))
         code, report = keyed.load()

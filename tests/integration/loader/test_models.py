@@ -77,7 +77,7 @@ def test_the_newest_version_is_served_and_each_that_exists_is_checked(
     )
     assert report.sources[0].sha256 == hashlib.sha256(lines.encode()).hexdigest()
     assert [item.reason for item in report.findings] == [LoadReason.FILES_IGNORED]
-    assert "pvc://models/bert (version 10) fit" in pod.output
+    assert "pvc://models/bert (version 10) match" in pod.output
 
 
 def test_a_pod_that_comes_later_takes_the_versions_of_the_first(pod: Pod, claim: Path) -> None:

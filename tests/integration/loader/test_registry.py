@@ -486,7 +486,7 @@ def test_a_blob_that_is_not_what_its_manifest_says_is_refused(
                 ca=True,
             )
         )
-        assert "with something else" in trusting.load()[1].findings[0].message
+        assert "returned different content" in trusting.load()[1].findings[0].message
 
 
 def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:

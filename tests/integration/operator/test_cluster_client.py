@@ -17,7 +17,7 @@ import pytest
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from triton_pipelines.cluster.apply import apply_over, metadata_of
-from triton_pipelines.cluster.client import Client, ClientOptions, Object
+from triton_pipelines.cluster.client import PAGE_SIZE, Client, ClientOptions, Object
 from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra
 from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound, TooMany, Unavailable
 from triton_pipelines.cluster.events import event_object, post_event
@@ -558,7 +558,7 @@ async def test_faults_that_stay_reach_the_caller(proxy: FaultProxy, tmp_path: An
             await client.apply(config_map("stay-409"))
     async with through(proxy, tmp_path, timeout_seconds=0.3, attempts=3) as impatient:
         stall = proxy.inject(Fault(path="stay-stalled", release=threading.Event()))
-        with pytest.raises(Unavailable, match="no answer"):
+        with pytest.raises(Unavailable, match="no response"):
             await impatient.get(CONFIG_MAPS, NAMESPACE, "stay-stalled")
         assert stall.hits == 1
 
@@ -569,7 +569,7 @@ async def test_a_list_cut_off_in_the_middle_is_read_again(proxy: FaultProxy, tmp
         proxy.inject(Fault(path="configmaps.limit", cut_after=1000))
         listing = await client.list(CONFIG_MAPS, NAMESPACE)
         assert any(item["metadata"]["name"] == "cut" for item in listing.items)
-        assert proxy.count("GET", "limit=500") >= 2
+        assert proxy.count("GET", f"limit={PAGE_SIZE}") >= 2
 
 
 async def test_every_kind_of_child_has_the_right_path(client: Client) -> None:

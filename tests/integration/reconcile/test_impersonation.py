@@ -303,7 +303,7 @@ async def test_deleting_a_pipeline_needs_no_account(
         await admin.delete(ACCOUNTS, namespace, ACCOUNT)
         pipeline["spec"]["tokenizer"]["maxLength"] = 64
         await apply_any(admin, INFERENCE_PIPELINES, pipeline)
-        await refused_for(admin, namespace, "PermissionDenied", "may not", "configmaps")
+        await refused_for(admin, namespace, "PermissionDenied", "is not allowed to", "configmaps")
         assert (await admin.get(DEPLOYMENTS, namespace, "p"))["spec"] == before
         assert (await condition(admin, namespace, "Available"))["status"] == "True"
         await admin.delete(INFERENCE_PIPELINES, namespace, "p")
