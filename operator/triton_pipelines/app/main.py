@@ -26,6 +26,7 @@ from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store, relist
 from triton_pipelines.cluster.watches import (
     WATCHED,
+    WATCHING_SECONDS,
     check_watches,
     kopf_settings,
     register_login,
@@ -263,9 +264,15 @@ class Operator:
         return True
 
     async def _relist_periodically(self) -> None:
-        """Compare lists with the store: Kopf misses deletions during a 410."""
+        """Compare lists with the store.
+
+        Kopf misses deletions during a 410, and before its watches begin. These may begin later than
+        the lists that filled the store, so the first comparison comes soon.
+        """
+        seconds = min(WATCHING_SECONDS, self.config.relist_seconds)
         while True:
-            await asyncio.sleep(_jittered(self.config.relist_seconds))
+            await asyncio.sleep(_jittered(seconds))
+            seconds = self.config.relist_seconds
             for resource in WATCHED:
                 try:
                     missed = await self._relist(resource)

@@ -258,6 +258,27 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(
         assert operator.value("watch_missed_total", resource="configmaps") >= 1
 
 
+async def test_a_deletion_before_the_watch_begins_is_found_soon(
+    client: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("triton_pipelines.app.main.WATCHING_SECONDS", 2.0)
+    key = (namespace, "a")
+    await client.apply(pipeline("a", namespace))
+    await client.apply(child("doomed", "a", namespace))
+    held = threading.Event()
+    watch = proxy.inject(Fault(path=r"configmaps\?.*watch=true", release=held, expire_watch=True))
+    async with running(proxy, tmp_path, namespace) as operator:
+        await eventually("the first watch", lambda: watch.hits)
+        await client.delete(CONFIG_MAPS, namespace, "doomed")
+        # The watch then learns that its version is too old, so it never reports the deletion.
+        held.set()
+        await eventually("a list", lambda: operator.children(key) == [])
+
+
 async def test_dropped_watches_come_back(
     client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
