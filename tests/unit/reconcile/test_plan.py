@@ -489,7 +489,7 @@ def test_drift_is_repaired_while_a_release_waits(request: pytest.FixtureRequest)
     assert world.deployed == old
 
 
-def test_a_config_map_too_large_for_the_api_server_is_the_users_to_mend() -> None:
+def test_a_spec_that_is_too_large_is_the_users_to_mend() -> None:
     labels = [f"{number:05d}{'x' * 251}" for number in range(4096)]
     world = World(
         builders.document(
@@ -500,7 +500,7 @@ def test_a_config_map_too_large_for_the_api_server_is_the_users_to_mend() -> Non
     decided = world.step()
     assert decided.apply == ()
     assert world.told()["Ready"] == "False InvalidSpec"
-    assert "ConfigMap" in world.condition("Ready")["message"]
+    assert "spec.postprocess.labels" in world.condition("Ready")["message"]
 
 
 def test_status_is_written_only_when_it_says_something_else() -> None:
