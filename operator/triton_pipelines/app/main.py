@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import kopf
 import structlog
@@ -17,6 +17,7 @@ from triton_pipelines.app.leadership import leader_elector
 from triton_pipelines.app.metrics_server import serve_metrics
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
+from triton_pipelines.app.start_retries import retry_start
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.kopf_internals import Insights, identity
@@ -42,7 +43,6 @@ STALE_SECONDS: Final = 60.0
 RECONCILE_SECONDS: Final = 300.0
 _RECONCILE_MARGIN_SECONDS: Final = 60.0
 
-T = TypeVar("T")
 _uniform: Final[Callable[[float, float], float]] = random.uniform
 _log = structlog.get_logger(__name__)
 
@@ -182,7 +182,7 @@ class Operator:
                 await self._elector.acquire()
                 running.append(group.create_task(self._elector.renew(), name="leader election"))
             background: dict[str, Background] = {}
-            key = await self._retry("operator key", self._control_key)
+            key = await retry_start("operator key", self._control_key)
             self._reconcile_pipeline = self._build(
                 Services(
                     config=self.config,
@@ -195,7 +195,7 @@ class Operator:
                 )
             )
             for resource in WATCHED:
-                await self._retry(f"list of {resource.plural}", partial(self._relist, resource))
+                await retry_start(f"list of {resource.plural}", partial(self._relist, resource))
             self.metrics.synced.set(1)
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
@@ -220,26 +220,6 @@ class Operator:
             secret=config.operator_key_secret,
             wait_seconds=config.operator_key_wait_seconds,
         )
-
-    async def _retry(self, step: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step of the start-up until the API server accepts it.
-
-        An operator that exits instead would only be restarted.
-        """
-        failures = 0
-        while True:
-            try:
-                return await call()
-            except ClusterError as error:
-                failures += 1
-                delay = TRANSIENT.delay(failures, _uniform)
-                await _log.awarning(
-                    "start-up waits for the API server",
-                    step=step,
-                    error=str(error),
-                    retry_seconds=round(delay, 1),
-                )
-                await asyncio.sleep(delay)
 
     async def _relist(self, resource: Resource) -> set[Key]:
         missed: set[Key] = set()

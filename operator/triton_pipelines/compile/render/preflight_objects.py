@@ -20,7 +20,7 @@ from .pod_scheduling import GPU_PRODUCT_LABEL
 # The kubelet restarts a failed loader with a growing delay of at most five minutes, as in a serving
 # pod: a source may appear later. The operator deletes the Job, so its own limit must never end it.
 BACKOFF_LIMIT: Final = 2**31 - 1
-# Seconds after which Kubernetes deletes a Job that has ended, if the operator is gone by then.
+# Seconds after which Kubernetes deletes a finished Job that the operator has not deleted.
 TTL_SECONDS: Final = 3600
 _HOSTNAME: Final = "kubernetes.io/hostname"
 # Fields of the template that concern the server, GPUs or the number of serving pods.
