@@ -325,7 +325,10 @@ async def until_count(place: World, low: int, high: int, deadline: float = DEADL
         count = await place.pod.count()
         return count if low <= count <= high else 0
 
-    return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
+    try:
+        return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the status is {await place.status()}") from None
 
 
 async def until_verdict(place: World, verdict: str, deadline: float = DEADLINE_SECONDS) -> None:
