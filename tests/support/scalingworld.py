@@ -328,7 +328,10 @@ async def until_count(place: World, low: int, high: int, deadline: float = DEADL
     try:
         return int(await eventually(f"{low} to {high} tokenizers", reached, deadline))
     except AssertionError as error:
-        raise AssertionError(f"{error}; the status is {await place.status()}") from None
+        log = (place.pod.costs.parent / "triton.log").read_text(errors="replace")
+        raise AssertionError(
+            f"{error}; the status is {await place.status()}; Triton's log ends with {log[-2000:]}"
+        ) from None
 
 
 async def until_verdict(place: World, verdict: str, deadline: float = DEADLINE_SECONDS) -> None:
