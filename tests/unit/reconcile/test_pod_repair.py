@@ -219,6 +219,13 @@ def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
     assert healed(pod("b"), probes={"b": broken}, state=state, now=START + REPAIR_INTERVAL) == ["b"]
 
 
+def test_a_clock_that_is_set_back_does_not_delay_a_repair() -> None:
+    broken = looks(*["dead"] * DEAD_PROBES_ALONE)
+    later = START + dt.timedelta(days=1)
+    state = decide(pod("a"), probes={"a": broken}, now=later).state
+    assert healed(pod("b"), probes={"b": broken}, state=state) == ["b"]
+
+
 def test_looks_that_met_a_dead_process_are_forgotten_in_time_and_kept_in_bounds() -> None:
     old = looks("dead", "dead", ago=DEAD_WINDOW.total_seconds())
     assert Probe(START, True, inference_error=GONE, dead=(START,)).merged_with(old).dead == (START,)

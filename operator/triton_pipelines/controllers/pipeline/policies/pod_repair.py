@@ -67,7 +67,9 @@ def choose_repairs(
         for pod in to_delete
     ]
     last = timestamp(state.repaired) if state.repaired else None
-    if last is None or now - last >= REPAIR_INTERVAL:
+    # A time in the future comes from a clock that has been set back since.
+    is_recent = last is not None and dt.timedelta(0) <= now - last < REPAIR_INTERVAL
+    if not is_recent:
         dead = next(
             (
                 pod
