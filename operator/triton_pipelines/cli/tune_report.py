@@ -46,6 +46,8 @@ def write_report(
     if not report.ended:  # that file is a result; an interrupted run has none
         write_file(report_file, json.dumps(status_of(report)), "--report-file")
     if output is TuneOutput.YAML:
+        if report.inconclusive:
+            typer.echo(report.message, err=True)
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
     elif output is TuneOutput.JSON:
         typer.echo(json.dumps(report_document(report), indent=1, allow_nan=False))
@@ -71,6 +73,8 @@ _OUTCOMES = {
 
 
 def _print(report: TuningReport) -> None:
+    if report.inconclusive:
+        typer.echo(report.message)
     late = f", {report.late_requests} timed out or rejected" if report.late_requests else ""
     typer.echo(
         f"{report.pipeline}: SLO {report.slo * 1e3:g} ms,"
@@ -80,9 +84,10 @@ def _print(report: TuningReport) -> None:
     )
     print_wide(_points_table(report))
     typer.echo(terminal(report))
-    print_wide(_steps_table(report))
-    typer.echo(report.message)
-    typer.echo(report.advice)
+    if not report.inconclusive:
+        print_wide(_steps_table(report))
+        typer.echo(report.message)
+        typer.echo(report.advice)
     for note in report.notes:
         typer.echo(f"note: {note}")
     if report.patch:

@@ -141,10 +141,6 @@ async def profile(
     )
 
 
-def _usual_length(work: Workload) -> int:
-    return work.profile_lengths[len(work.profile_lengths) // 2]
-
-
 class _Profiler:
     """Times the steps under one setting."""
 
@@ -163,7 +159,7 @@ class _Profiler:
         self._setting = setting
         self._timing = timing
         self._on_progress = on_progress
-        self._usual = _usual_length(work)
+        self._usual = work.usual_length
         self._effect = timing or padding_effect(graph, longest_row(graph) or max(work.lengths))
         # A request has at most the rows that the ensemble accepts: further steps may keep that
         # below the batch size of the model.
@@ -289,7 +285,7 @@ async def _with_contention(
         setting: The setting that is applied.
         rows: Most rows of a request.
     """
-    usual = _usual_length(work)
+    usual = work.usual_length
     counts = {pipe.model: setting.model_instances, pipe.tokenizer: setting.tokenizer_instances}
     most = max(counts.values())
     if most < 2:

@@ -136,6 +136,9 @@ class TuningReport:
     """Why the run ended early; empty: it did not."""
     padding: str = ""
     """The cheapest padding mode and the cost of the others; empty: unknown."""
+    inconclusive: str = ""
+    """Why nothing can be concluded from the measurements; empty: it can. Then nothing is
+    recommended or predicted."""
 
 
 # Keys of the JSON document that are not the names of the fields.

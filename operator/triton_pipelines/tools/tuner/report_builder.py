@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 
-from .acceptance import BudgetCheck, SettingMeasurement
+from .acceptance import BudgetCheck, SettingDecision, SettingMeasurement
 from .bottleneck_advice import BottleneckAdvice, advise
 from .calibration import StepExecutions
 from .padding_cost import describe as describe_padding
 from .prediction import MAX_UTILIZATION
 from .report import LatencyCurve, PointOutcome, ReportPoint, StepProfile, TuningReport
 from .report_findings import TuningFindings
-from .report_notes import report_notes
+from .report_notes import load_notes, report_notes
 from .selection import PredictedSetting, candidates, curve, extreme_points, predict_setting
 from .settings import BatchingSetting, setting_patch, tuned_step
 
 
 def build_report(found: TuningFindings) -> TuningReport:
     """Return the report of a run; its duration and failed requests are added by the run itself."""
+    if found.noise:
+        return _inconclusive_report(found)
     decision, current = found.decision, found.current
     recommended = _prediction(found, decision.setting)
     at = _representative(found, decision.setting)
@@ -51,6 +54,35 @@ def build_report(found: TuningFindings) -> TuningReport:
         advice=" ".join((advice.text, *_padding_advice(found))),
         padding=_padding_costs(found),
         notes=(*found.notes, *report_notes(found, recommended)),
+    )
+
+
+def _inconclusive_report(found: TuningFindings) -> TuningReport:
+    """Return the report of a run that allows no conclusion: the measurements only."""
+    unchanged = SettingDecision(found.current, 0.0, 0.0, found.noise)
+    found = replace(found, decision=unchanged)
+    return TuningReport(
+        pipeline=found.pipeline.name,
+        mode=found.options.mode,
+        slo=found.slo,
+        latency_budget=found.latency_budget,
+        workload=found.work.description,
+        current=found.current,
+        recommended=found.current,
+        points=tuple(_point(one, found) for one in found.measured),
+        ends=(),
+        curves=tuple(_measured_curves(found)),
+        steps=(),
+        patch={},
+        gain=0.0,
+        message=(
+            f"INCONCLUSIVE: {found.noise}. Other work on the machine disturbed the measurements, "
+            "so nothing is recommended. Measure again when the machine is idle."
+        ),
+        bound="",
+        advice="",
+        notes=(*found.notes, *load_notes(found.measured)),
+        inconclusive=found.noise,
     )
 
 

@@ -57,3 +57,5 @@ class TuningFindings:
     """Costs of the padding modes, if known."""
     padding_refused: str = ""
     """Why the cheapest padding mode was refused; empty: it was not."""
+    noise: str = ""
+    """Why nothing can be concluded from the measurements; empty: it can."""

@@ -19,7 +19,7 @@ def report_notes(found: TuningFindings, recommended: PredictedSetting) -> list[s
     rate = found.decision.rate or recommended.rate
     return [
         *_fit_notes(found),
-        *_load_notes(found.measured),
+        *load_notes(found.measured),
         *_noise_notes(found),
         *_throughput_notes(found, rate),
         *_burst_notes(found, recommended, rate),
@@ -37,7 +37,7 @@ def _fit_notes(found: TuningFindings) -> Iterator[str]:
             )
 
 
-def _load_notes(measured: Sequence[SettingMeasurement]) -> Iterator[str]:
+def load_notes(measured: Sequence[SettingMeasurement]) -> Iterator[str]:
     """Yield which requests failed, were rejected, or came too late."""
     for one in measured:
         load = one.load

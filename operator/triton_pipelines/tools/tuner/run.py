@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.tools.loadgen import Array
 
 from .errors import TuneError
 from .measured_server import MeasuredServer
+from .noise import NOISE_SECONDS, NoiseSamples, noise_reason
 from .options import (
     ProgressCallback,
     TuningOptions,
@@ -19,12 +23,13 @@ from .options import (
     silent,
     slo_and_latency_budget,
 )
+from .profile_loads import closed_loop, timed_load
 from .report import TuningReport
 from .report_builder import build_report
 from .report_findings import TuningFindings
 from .tuning_run import TuningRun
 from .verification import GainVerification
-from .workload import workload
+from .workload import Workload, workload
 
 
 async def tune(
@@ -78,9 +83,11 @@ async def _measured_report(
     work = await workload(server.client, pipeline, graph, options)
     run = TuningRun(server, pipeline, graph, options, progress, work, latency_budget)
     ended = ""
+    start, end = await _single_request_latencies(server, work), np.empty(0)
     try:
         await run.prepare()
         await GainVerification(run).verify()
+        end = await _single_request_latencies(server, work)
     except TuneError as error:
         if not run.can_report:
             raise
@@ -103,6 +110,20 @@ async def _measured_report(
         notes=(*server.notes, *run.notes),
         padding=run.padding,
         padding_refused=run.padding_refused,
+        noise=noise_reason(
+            NoiseSamples(start, end),
+            run.measured,
+            {one.setting: one.rate for one in run.predictions},
+            latency_budget,
+        ),
     )
     made = await asyncio.to_thread(build_report, found)
     return replace(made, failed_requests=server.failed, late_requests=server.late, ended=ended)
+
+
+async def _single_request_latencies(server: MeasuredServer, work: Workload) -> Array:
+    """Return the latencies of single requests with the current setting, in seconds."""
+    await server.apply(server.current, work.requests)
+    request = work.uniform(work.usual_length, work.rows)
+    result = await timed_load(server, [request], closed_loop(1, NOISE_SECONDS))
+    return result.latencies

@@ -55,6 +55,11 @@ class Workload:
         found = np.quantile(np.asarray(self.lengths), (0.1, 0.5, 0.95), method="nearest")
         return tuple(sorted({max(1, int(length)) for length in found}))
 
+    @property
+    def usual_length(self) -> int:
+        """The usual one of ``profile_lengths``."""
+        return self.profile_lengths[len(self.profile_lengths) // 2]
+
     def uniform(self, tokens: int, rows: int) -> RequestTensors:
         """Return a request of ``rows`` rows, each of ``tokens`` tokens."""
         if not self.text_inputs:
