@@ -1,4 +1,4 @@
-"""The README's tour and the quickstart, unchanged, against a real Triton.
+"""The tutorials for the sample model and for an own model, unchanged, against a real Triton.
 
 Every request gets the answer that the page shows.
 """
@@ -91,7 +91,10 @@ def with_ports(text: str, ports: dict[str, str]) -> str:
 
 TOUR = [
     fence
-    for page in (markdown.ROOT / "README.md", markdown.ROOT / "docs/user/pipelines.md")
+    for page in (
+        markdown.ROOT / "docs/user/sample-model.md",
+        markdown.ROOT / "docs/user/pipelines.md",
+    )
     for fence in markdown.fences(page)
     if fence.language in ("bash", "python")
     and "127.0.0.1:8000" in fence.text
@@ -138,7 +141,7 @@ def shown(page: str, command: str, words: str = "") -> str:
     raise AssertionError(f"{page} shows no `{command}`")
 
 
-def test_the_table_is_the_one_of_the_readme(sentiment: dict[str, str]) -> None:
+def test_the_table_is_the_one_of_the_tutorial(sentiment: dict[str, str]) -> None:
     texts = ["Best concert of my life.", "The queue was endless and the food cold."]
     url = with_ports("http://127.0.0.1:8000", sentiment)
     command = [
@@ -158,7 +161,7 @@ def test_the_table_is_the_one_of_the_readme(sentiment: dict[str, str]) -> None:
         check=True,
         timeout=60,
     )
-    assert done.stdout.strip() == shown("README.md", "tritonpipe infer")
+    assert done.stdout.strip() == shown("docs/user/sample-model.md", "tritonpipe infer")
 
 
 @pytest.fixture(scope="module")

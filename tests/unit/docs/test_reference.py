@@ -119,6 +119,10 @@ FORBIDDEN = re.compile(
 )
 
 
+def test_the_readme_has_at_most_700_words() -> None:
+    assert len((markdown.ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
+
+
 @pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)
 def test_pages_speak_of_the_product_alone(page: Path) -> None:
     found = [
