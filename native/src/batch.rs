@@ -105,8 +105,8 @@ impl Batch {
             let ids = self.columns.ids.get(token..token + length).unwrap_or(&[]);
             if let Some(unknown) = encoder.unknown(ids) {
                 return Err(Refusal::client(format!(
-                    "row {number} of {} spells out the token {unknown}, which the model does not \
-                     know: leave it out of the text",
+                    "row {number} of {} contains the token {unknown}, which the model does not \
+                     know; remove it from the text",
                     settings.names.join(" and ")
                 )));
             }
@@ -128,7 +128,7 @@ impl Batch {
             let bytes = sizes.fold(Some(0usize), |sum, size| sum?.checked_add(size?));
             if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
                 return Err(Refusal::client(format!(
-                    "{} rows of {width} tokens need more than the {} MiB that the answer may have: \
+                    "{} rows of {width} tokens need more than the {} MiB that the response can have; \
                      send fewer rows in a request",
                     span.rows,
                     MOST_BYTES >> 20
@@ -153,7 +153,7 @@ fn read_rows<'a>(settings: &Settings, inputs: &[Input<'a>]) -> Result<Vec<Row<'a
     if first.len() != second.len() {
         let names = &settings.names;
         return Err(format!(
-            "{} has {} rows, but {} has {}: send as many rows of both, they are paired in order",
+            "{} has {} rows, but {} has {}; send the same number of rows in both",
             names[0],
             first.len(),
             names[1],
@@ -169,7 +169,7 @@ fn refuse_long(settings: &Settings, lengths: &[usize]) -> Result<(), String> {
         return Ok(());
     };
     Err(format!(
-        "row {row} of {} has {} tokens, more than the {most} allowed: shorten the text",
+        "row {row} of {} has {} tokens, more than the {most} allowed; shorten the text",
         settings.names.join(" and "),
         lengths[row]
     ))
@@ -187,8 +187,8 @@ fn row_refusal(settings: &Settings, encoder: &Encoder, row: usize, error: &RowEr
                 std::mem::swap(&mut cut, &mut uncut);
             }
             Refusal::client(format!(
-                "row {row}: {uncut} has {kept} tokens, which beside {} special tokens leaves no room \
-                 for {cut} within the {} allowed, and truncation {} cuts {cut} alone: shorten {uncut}",
+                "row {row}: {uncut} has {kept} tokens, which with {} special tokens leaves no room \
+                 for {cut} within the {} allowed, and truncation {} shortens only {cut}; shorten {uncut}",
                 encoder.special,
                 settings.max_length.unwrap_or(usize::MAX),
                 settings.truncation.name()
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(good.unwrap(), (Span { row: 0, rows: 1, token: 0 }, 3));
         assert_eq!(
             bad.unwrap_err().message,
-            "row 1 of TEXT has 9 tokens, more than the 8 allowed: shorten the text"
+            "row 1 of TEXT has 9 tokens, more than the 8 allowed; shorten the text"
         );
         assert_eq!(last.unwrap(), (Span { row: 1, rows: 2, token: 3 }, 3));
     }

@@ -97,7 +97,7 @@ impl Encoder {
     /// Reads the tokenizer in a version folder.
     ///
     /// # Errors
-    /// The reason of the failed load: the file is none of a tokenizer, or not for these settings.
+    /// The reason of the failed load: the file is not one of a tokenizer, or not for these settings.
     pub fn load(folder: &Path, settings: &Settings) -> Result<Self, String> {
         let path = folder.join(&settings.file);
         let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
@@ -310,7 +310,7 @@ fn cut_rows(
     };
     if max_length <= special {
         return Err(format!(
-            "tritonpipe.max_length: {max_length} leaves no room for text beside {special} special tokens"
+            "tritonpipe.max_length: {max_length} leaves no room for text next to {special} special tokens"
         ));
     }
     if settings.pairs() {
@@ -421,7 +421,7 @@ mod tests {
         let error = Encoder::new(bert(99), &settings(&[Kind::InputIds], &["TEXT"], 2)).err();
         assert_eq!(
             error.as_deref(),
-            Some("tritonpipe.max_length: 2 leaves no room for text beside 2 special tokens")
+            Some("tritonpipe.max_length: 2 leaves no room for text next to 2 special tokens")
         );
     }
 

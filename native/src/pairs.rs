@@ -21,7 +21,7 @@ impl PairLayout {
     pub fn of(tokenizer: &Tokenizer, special_tokens: bool) -> Result<Self, String> {
         let way_out = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1";
         let made = post_processed(tokenizer, special_tokens).map_err(|error| {
-            format!("its post_processor makes no pair of two texts ({error}): {way_out}")
+            format!("its post_processor does not combine two texts ({error}): {way_out}")
         })?;
         let words = made.get_word_ids().iter().zip(made.get_ids());
         let places: Vec<Option<usize>> =
@@ -30,8 +30,8 @@ impl PairLayout {
             let times = places.iter().filter(|place| **place == Some(text)).count();
             if times != 1 {
                 return Err(format!(
-                    "its post_processor puts the {name} text in {times} times, and pairs can only be \
-                     cut where each text stands once: {way_out}, or set truncation to Refuse"
+                    "its post_processor inserts the {name} text {times} times, but pairs can be \
+                     truncated only if each text occurs once; {way_out}, or set truncation to Refuse"
                 ));
             }
         }

@@ -210,7 +210,7 @@ impl<'a> Parameters<'a> {
         };
         allowed.iter().find(|(name, _)| *name == value).map(|(_, found)| *found).ok_or_else(|| {
             let names: Vec<&str> = allowed.iter().map(|(name, _)| *name).collect();
-            format!("{key}: {} is none of {}", quoted(value), names.join(", "))
+            format!("{key}: {} is not one of {}", quoted(value), names.join(", "))
         })
     }
 }
@@ -227,7 +227,7 @@ fn input_names(config: &Value, parameters: &Parameters<'_>) -> Result<Vec<String
     if let Some(second) = parameters.get("tritonpipe.text_pair") {
         if names[0] == second {
             return Err(format!(
-                "tritonpipe.text_pair: {second} is tritonpipe.text already, a pair needs two inputs"
+                "tritonpipe.text_pair: {second} is also tritonpipe.text, but a pair requires two inputs"
             ));
         }
         names.push(second.to_owned());
@@ -256,7 +256,7 @@ fn max_length(parameters: &Parameters<'_>, padding: Padding) -> Result<Option<us
     let Some(text) = parameters.get("tritonpipe.max_length") else {
         if let Padding::Fixed | Padding::Bucketed = padding {
             return Err(format!(
-                "tritonpipe.max_length is missing, and tritonpipe.padding {padding:?} needs it"
+                "tritonpipe.max_length is missing, but tritonpipe.padding {padding:?} requires it"
             ));
         }
         return Ok(None);
@@ -296,7 +296,7 @@ fn outputs(config: &Value, parameters: &Parameters<'_>) -> Result<Vec<Output>, S
     let declared: BTreeMap<&str, &str> = tensors(config, "output").into_iter().collect();
     if !kinds.keys().map(String::as_str).eq(declared.keys().copied()) {
         return Err(format!(
-            "tritonpipe.outputs names {}, but the model's outputs are {}",
+            "tritonpipe.outputs lists {}, but the model's outputs are {}",
             list(kinds.keys().map(String::as_str)),
             list(declared.keys().copied())
         ));
@@ -305,7 +305,11 @@ fn outputs(config: &Value, parameters: &Parameters<'_>) -> Result<Vec<Output>, S
     for (name, kind) in &kinds {
         let known = KINDS.iter().find(|(text, _)| text == kind).ok_or_else(|| {
             let names: Vec<&str> = KINDS.iter().map(|(text, _)| *text).collect();
-            format!("tritonpipe.outputs: {name} is {}, none of {}", quoted(kind), names.join(", "))
+            format!(
+                "tritonpipe.outputs: {name} is {}, not one of {}",
+                quoted(kind),
+                names.join(", ")
+            )
         })?;
         let integer = match declared[name.as_str()] {
             "TYPE_INT32" => Integer::Int32,
@@ -386,12 +390,12 @@ mod tests {
             (
                 &["TEXT"][..],
                 &[("padding", "No")][..],
-                "tritonpipe.padding: 'No' is none of Ragged, Fixed, Bucketed, Longest",
+                "tritonpipe.padding: 'No' is not one of Ragged, Fixed, Bucketed, Longest",
             ),
             (
                 &["TEXT"],
                 &[("padding", "Fixed")],
-                "tritonpipe.max_length is missing, and tritonpipe.padding Fixed needs it",
+                "tritonpipe.max_length is missing, but tritonpipe.padding Fixed requires it",
             ),
             (
                 &["TEXT"],
@@ -422,17 +426,17 @@ mod tests {
             (
                 &["TEXT"],
                 &[("text_pair", "TEXT")],
-                "tritonpipe.text_pair: TEXT is tritonpipe.text already, a pair needs two inputs",
+                "tritonpipe.text_pair: TEXT is also tritonpipe.text, but a pair requires two inputs",
             ),
             (
                 &["TEXT"],
                 &[("outputs", "{}")],
-                "tritonpipe.outputs names [], but the model's outputs are ['ids']",
+                "tritonpipe.outputs lists [], but the model's outputs are ['ids']",
             ),
             (
                 &["TEXT"],
                 &[("outputs", "{\"ids\": \"Ids\"}")],
-                "tritonpipe.outputs: ids is 'Ids', none of InputIds, AttentionMask, TokenTypeIds, \
+                "tritonpipe.outputs: ids is 'Ids', not one of InputIds, AttentionMask, TokenTypeIds, \
                  SpecialTokensMask, Offsets, Lengths",
             ),
         ] {

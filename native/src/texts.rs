@@ -26,17 +26,17 @@ impl<'a> Input<'a> {
         let elements = self.shape.iter().try_fold(1i64, |size, axis| size.checked_mul(*axis));
         let elements = elements.unwrap_or(i64::MAX);
         if elements == 0 {
-            return Err(format!("{name} has no rows: send at least one text"));
+            return Err(format!("{name} has no rows; send at least one text"));
         }
         if batched && self.shape.first() != Some(&elements) {
             return Err(format!(
-                "{name} has shape {:?}, expected [rows, 1]: one text per row",
+                "{name} has shape {:?}, expected [rows, 1], one text per row",
                 self.shape
             ));
         }
         if self.bytes.len() > MOST_BYTES {
             return Err(format!(
-                "{name} has {} bytes, more than the {MOST_BYTES} allowed: send fewer or shorter texts",
+                "{name} has {} bytes, more than the {MOST_BYTES} allowed; send fewer or shorter texts",
                 self.bytes.len()
             ));
         }
@@ -47,7 +47,7 @@ impl<'a> Input<'a> {
         while rows.len() < elements {
             let (text, behind) = first_element(rest).ok_or_else(|| {
                 format!(
-                    "row {} of {name} ends beyond its tensor of {} bytes: send each text behind its \
+                    "row {} of {name} ends beyond its tensor of {} bytes; send each text after its \
                      length in 4 bytes",
                     rows.len(),
                     self.bytes.len()
@@ -58,7 +58,7 @@ impl<'a> Input<'a> {
         }
         if !rest.is_empty() {
             return Err(format!(
-                "{name} has {} bytes behind its last row: send each text behind its length in 4 bytes",
+                "{name} has {} bytes after its last row; send each text after its length in 4 bytes",
                 rest.len()
             ));
         }
@@ -80,7 +80,7 @@ fn decode<'a>(text: &'a [u8], row: usize, name: &str) -> Result<&'a str, String>
             (Some(_), 0x80..=0xC1 | 0xF5..) => "invalid start byte",
             _ => "invalid continuation byte",
         };
-        format!("row {row} of {name} is not valid UTF-8 ({reason} at byte {at}): send UTF-8 text")
+        format!("row {row} of {name} is not valid UTF-8 ({reason} at byte {at}); send UTF-8 text")
     })
 }
 
@@ -115,7 +115,7 @@ mod tests {
         let bytes = encoded(&[b"a", b"b"]);
         assert_eq!(
             read(&[1, 2], &bytes, true).unwrap_err(),
-            "TEXT has shape [1, 2], expected [rows, 1]: one text per row"
+            "TEXT has shape [1, 2], expected [rows, 1], one text per row"
         );
         assert!(read(&[0, 1], &[], true).unwrap_err().contains("has no rows"));
     }
@@ -132,7 +132,7 @@ mod tests {
         let mut long = good.clone();
         long[0..4].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(read(&[2, 1], &long, true).unwrap_err().starts_with("row 0 of TEXT ends beyond"));
-        assert!(read(&[1, 1], &good, true).unwrap_err().contains("5 bytes behind its last row"));
+        assert!(read(&[1, 1], &good, true).unwrap_err().contains("5 bytes after its last row"));
         // A shape that claims more rows than memory could hold reserves none for them.
         assert!(read(&[i64::MAX, 1], &good, true).unwrap_err().starts_with("row 2 of TEXT"));
     }
@@ -149,7 +149,7 @@ mod tests {
             let bytes = encoded(&[b"fine", text]);
             assert_eq!(
                 read(&[2, 1], &bytes, true).unwrap_err(),
-                format!("row 1 of TEXT is not valid UTF-8 ({reason}): send UTF-8 text")
+                format!("row 1 of TEXT is not valid UTF-8 ({reason}); send UTF-8 text")
             );
         }
     }

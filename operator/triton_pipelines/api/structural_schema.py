@@ -124,7 +124,7 @@ class _Structural:
                 alternatives = [one for one in schema["anyOf"] if one.get("type") != "null"]
                 if len(alternatives) != 1:
                     raise ValueError(
-                        f"a union cannot be said in a structural schema: {schema['anyOf']}"
+                        f"a union cannot be expressed in a structural schema: {schema['anyOf']}"
                     )
                 target = alternatives[0]
             schema = {**target, **beside}

@@ -151,7 +151,7 @@ def _addition(inputs: VerdictInputs, found: Verdict, cpu: CpuBudget, law: Contro
     if found is Verdict.CPU_BOUND:
         return f"there is no room for another instance: {inputs.cap.text}"
     if found in (Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND) and inputs.growth_held:
-        return "growth is held: the last increase did not raise the throughput of the GPU step"
+        return "growth is paused: the last increase did not raise the throughput of the GPU step"
     if found is Verdict.OVERPROVISIONED:
         return f"at most {inputs.highest_demand} were needed in the last {law.stabilization:.0f} s"
     return ""

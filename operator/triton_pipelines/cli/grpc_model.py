@@ -134,7 +134,7 @@ class GrpcModel:
 def _as_http(answer: Any) -> tuple[dict[str, Any], bytes]:
     if len(answer.outputs) != len(answer.raw_output_contents):
         raise CommandError(
-            "the answer does not contain tensors in binary form; is this a Triton server?",
+            "the response does not contain tensors in binary form; is this a Triton server?",
             EXIT_FAILED,
         )
     outputs = [

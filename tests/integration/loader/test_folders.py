@@ -250,7 +250,7 @@ def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minil
     )
     assert report.findings[0].message == (
         "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor "
-        "puts the first text in 2 times, and pairs can only be cut where each text stands once: "
+        "inserts the first text 2 times, but pairs can be truncated only if each text occurs once; "
         "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
     )
     assert not (pod.models / "tokenizer/1/tokenizer.json").exists()

@@ -121,8 +121,8 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(
     )
     assert good.error() is None
     assert wrong.error().message() == (
-        f"row 1 of TEXT spells out the token [NEW] (id {VOCABULARY}), which the model does "
-        "not know: leave it out of the text"
+        f"row 1 of TEXT contains the token [NEW] (id {VOCABULARY}), which the model does "
+        "not know; remove it from the text"
     )
 
 

@@ -42,13 +42,13 @@ POISONED_TEXTS = {
     "more than the 32 allowed": texts("fox " * 40),
 }
 POISONED_TOKENS = {
-    "length 0": (tokens([[]]), "holds nothing"),
-    "length 0, two rows": (tokens([[], []]), "holds nothing"),
+    "length 0": (tokens([[]]), "has no elements"),
+    "length 0, two rows": (tokens([[], []]), "has no elements"),
     "id beyond the vocabulary": (tokens([[5, VOCABULARY, 6]]), "out of data bounds"),
     "id far below": (tokens([[-VOCABULARY - 1]]), "out of data bounds"),
     "too long": (tokens([[5] * (tinymodel.POSITIONS + 1)]), "the model failed on this request"),
-    "mask longer than the ids": (tokens([[5, 6]], [[1, 1, 1]]), "differ in shape"),
-    "ids longer than the mask": (tokens([[5, 6, 7]], [[1]]), "differ in shape"),
+    "mask longer than the ids": (tokens([[5, 6]], [[1, 1, 1]]), "different shapes"),
+    "ids longer than the mask": (tokens([[5, 6, 7]], [[1]]), "different shapes"),
     "other number of rows": (tokens([[5, 6], [7, 8]], [[1, 1]]), "batch"),
 }
 ANSWERED = [[""], ["fox\0dog"], ["the fox", "", "a cat"]]
@@ -125,5 +125,5 @@ async def test_each_poisoned_request_fails_alone_with_its_own_error(server: Loca
 async def test_a_length_of_0_alone_is_refused(server: LocalTriton) -> None:
     """What reads another client's memory in a ragged batch must not reach one."""
     async with TritonClient(server.grpc_address) as client:
-        with pytest.raises(RejectedError, match="holds nothing"):
+        with pytest.raises(RejectedError, match="has no elements"):
             await client.infer(pipelines.MODEL, tokens([[]]))

@@ -198,5 +198,5 @@ def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(
     )
     made.save(str(path))
     assert check(path) is not None
-    with pytest.raises(ValueError, match="its post_processor puts the first text in 2 times"):
+    with pytest.raises(ValueError, match="its post_processor inserts the first text 2 times"):
         check(path, cuts_pairs=True)

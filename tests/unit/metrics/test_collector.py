@@ -360,7 +360,7 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
             "has no result",
         ),
         (Response(200, {}, b"[" * 100_000), "is not JSON"),
-        (Response(200, {}, b'{"status":"success"', cut=5), "its answer breaks off"),
+        (Response(200, {}, b'{"status":"success"', cut=5), "its response ended early"),
         (Response(200, {"Content-Encoding": "gzip"}, b"no gzip"), "its response is compressed"),
     ],
 )

@@ -288,5 +288,5 @@ def test_gpu_figures_in_all_their_forms(figures: list[dict[str, Any]], gpu: floa
 
 @pytest.mark.parametrize("result", [[1.0, "NaN"], [1.0], [], [1.0, "-5"], ["x", "y"], [1, None]])
 def test_a_server_without_a_time(result: list[Any]) -> None:
-    with pytest.raises(QueryResultError, match="does not tell its time"):
+    with pytest.raises(QueryResultError, match="does not contain the server's time"):
         query_results.clock("scalar", result)

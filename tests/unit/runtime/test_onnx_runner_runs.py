@@ -126,10 +126,10 @@ def test_requests_share_no_runs_where_company_changes_an_answer(pads: dict[str, 
     runner.check(lambda length: {"x": np.ones((1, length), np.float32)})
     (said,) = warnings
     assert said.startswith(
-        "requests will not share runs: a row beside another one gets another y than alone (by "
+        "requests will not share runs: the y of a row depends on the other rows (by "
     )
-    assert "Each request is a run of its own" in said
-    assert "quantized statically" in said
+    assert "Each request runs separately" in said
+    assert "quantize the model statically" in said
     assert runner.pads == {}
     feeds = [{"x": np.full((1, 4), value, np.float32)} for value in (0.1, 0.2, 50.0)]
     for feed, answer in zip(feeds, runner.answer(feeds), strict=True):

@@ -251,7 +251,7 @@ def test_without_any_input_the_request_fails(defaulted: Path) -> None:
             [{**OPTIONAL[0], "optional": True}],
             Y,
             8,
-            "the config calls inputs ['x'] optional, but the graph has no default for them",
+            "inputs ['x'] are optional in the config, but the graph has no default for them",
         ),
         (
             OPTIONAL[1:],
@@ -264,7 +264,7 @@ def test_without_any_input_the_request_fails(defaulted: Path) -> None:
             [{**OPTIONAL[0], "data_type": "TYPE_BF16"}],
             Y,
             8,
-            "input x is TYPE_BF16, which this runner cannot hand to ONNX Runtime",
+            "input x is TYPE_BF16, which this runner cannot pass to ONNX Runtime",
         ),
         (
             [tensor("x", "TYPE_FP32", -1, -1)],
@@ -300,7 +300,7 @@ def test_a_config_that_does_not_fit_is_refused_at_load(
             [1, 4],
             [4],
             8,
-            "input x has the fixed shape [1, 4] in the graph: max_batch_size must be 0",
+            "input x has the fixed shape [1, 4] in the graph; set max_batch_size to 0",
         ),
         (["n", 4], [3], 8, "input x has dims [3] in the config, but ['n', 4] in the graph"),
         ([1, 4], [2, 4], 0, "input x has dims [2, 4] in the config, but [1, 4] in the graph"),

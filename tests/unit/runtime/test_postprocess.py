@@ -173,13 +173,13 @@ def test_pooling_request(normalize: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "fragment"),
     [
-        (np.array([[1, 2, 3], [1, np.nan, 1]]), "row 1: the model's output x holds NaN"),
+        (np.array([[1, 2, 3], [1, np.nan, 1]]), "row 1: the model's output x contains NaN"),
         (np.array([[np.inf, 0, 0]]), "row 0"),
         (np.array([[-np.inf, -np.inf, -np.inf]]), "row 0"),
         (np.zeros((1, 4)), "4 classes, but 3 labels"),
         (np.array([[-np.inf, np.inf, 0]]), "row 0"),
         (np.zeros((1, 2, 3)), "x has shape [1, 2, 3], expected [rows, classes]"),
-        (np.zeros((0, 3)), "no rows"),
+        (np.zeros((0, 3)), "it has no elements"),
     ],
 )
 def test_a_wrong_request_fails_alone(wrong: np.ndarray, fragment: str) -> None:
@@ -203,8 +203,8 @@ def test_a_mask_of_another_shape_fails() -> None:
 @pytest.mark.parametrize(
     ("kind", "outputs", "parameters", "fragment"),
     [
-        ("Argmax", CLASSIFIER, {}, "'Argmax' is none of Softmax"),
-        ("Softmax", CLASSIFIER, {}, "LABEL and SCORE need tritonpipe.labels"),
+        ("Argmax", CLASSIFIER, {}, "'Argmax' is not one of Softmax"),
+        ("Softmax", CLASSIFIER, {}, "LABEL and SCORE require tritonpipe.labels"),
         ("Softmax", CLASSIFIER, {"labels": "[]"}, "the list is empty"),
         (
             "Softmax",
@@ -212,13 +212,13 @@ def test_a_mask_of_another_shape_fails() -> None:
             {"labels": '["a"]', "top_k": "2"},
             "2 is not between 1 and the number of labels, 1",
         ),
-        ("Softmax", POOLING, {}, "output EMBEDDING TYPE_FP32: Softmax gives PROBABILITIES"),
+        ("Softmax", POOLING, {}, "output EMBEDDING TYPE_FP32: Softmax returns PROBABILITIES"),
         ("Softmax", {"PROBABILITIES": "TYPE_FP16"}, {}, "output PROBABILITIES TYPE_FP16"),
         (
             "Softmax",
             {"PROBABILITIES": "TYPE_FP32"},
             {"input": "y"},
-            "tritonpipe.input: 'y' is none of the model's inputs ['x']",
+            "tritonpipe.input: 'y' is not one of the model's inputs ['x']",
         ),
         ("MeanPooling", POOLING, {"mask": "m"}, "tritonpipe.mask: 'm'"),
     ],
@@ -360,7 +360,7 @@ def test_sigmoid_of_infinities() -> None:
         model, np.array([[-np.inf, 0]], np.float32), np.array([[0, 0], [np.inf, 0]], np.float32)
     )
     assert masked.arrays()["PROBABILITIES"].tolist() == [[0, 0.5]]
-    assert "row 1: the model's output x holds NaN or infinity" in overflown.error().message()
+    assert "row 1: the model's output x contains NaN or infinity" in overflown.error().message()
 
 
 def test_the_token_at_fault_is_named() -> None:

@@ -249,7 +249,7 @@ def test_without_batching_no_rows_are_an_error(folder: Path) -> None:
     (response,) = start(folder, max_batch_size=0).execute(
         [InferenceRequest({"TEXT": np.zeros((0,), np.object_)})]
     )
-    assert "TEXT has no rows: send at least one text" in response.error().message()
+    assert "TEXT has no rows; send at least one text" in response.error().message()
 
 
 def test_only_first_cuts_single_texts(folder: Path) -> None:
@@ -333,13 +333,13 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "fragment"),
     [
-        ({"padding": "Left"}, "tritonpipe.padding: 'Left' is none of Ragged"),
+        ({"padding": "Left"}, "tritonpipe.padding: 'Left' is not one of Ragged"),
         ({"truncation": "No"}, "tritonpipe.truncation: 'No'"),
         (
             {"truncation": "OnlySecond"},
             "OnlySecond cuts the second text of a pair, but tritonpipe.text_pair is not set",
         ),
-        ({"max_length": "2"}, "leaves no room for text beside 2 special tokens"),
+        ({"max_length": "2"}, "leaves no room for text next to 2 special tokens"),
         ({"max_length": "-1"}, "tritonpipe.max_length: '-1' is not a positive number"),
         ({"buckets": "0,4"}, "below 1"),
         (

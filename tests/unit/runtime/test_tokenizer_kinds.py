@@ -183,10 +183,10 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(
             [InferenceRequest({"TEXT": texts(*rows)}) for rows in batch]
         )
         assert wrong.error().message() == (
-            f"row 1 of TEXT spells out the token <video> (id {len(PLACES) + 1}), which the "
-            "model does not know: leave it out of the text"
+            f"row 1 of TEXT contains the token <video> (id {len(PLACES) + 1}), which the "
+            "model does not know; remove it from the text"
         )
-        assert first.error().message().startswith("row 0 of TEXT spells out the token <video>")
+        assert first.error().message().startswith("row 0 of TEXT contains the token <video>")
         the, new, york = (PLACES[word] for word in ("the", "new", "york"))
         assert good.arrays()["input_ids"][0].tolist()[:4] == [2, the, new, 3]
         assert [row[row > 3].tolist() for row in other.arrays()["input_ids"]] == [
@@ -202,7 +202,7 @@ def test_the_first_token_of_a_row_is_that_rows(tmp_path: Path) -> None:
         [InferenceRequest({"TEXT": texts(*rows)}) for rows in (["the new"], ["york", "<image>"])]
     )
     assert good.error() is None
-    assert wrong.error().message().startswith("row 1 of TEXT spells out the token <image>")
+    assert wrong.error().message().startswith("row 1 of TEXT contains the token <image>")
 
 
 def test_a_model_that_knows_all_tokens_refuses_none(tmp_path: Path) -> None:

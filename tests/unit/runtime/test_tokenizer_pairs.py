@@ -111,7 +111,7 @@ def test_every_pair_is_tokenized_as_alone(
             expected = [reference(pair, special, STRATEGIES[truncation]) for pair in pairs]
         except Exception:
             # The library refuses a pair whose other text alone fills the length.
-            assert f"truncation {truncation} cuts" in response.error().message()
+            assert f"truncation {truncation} shortens" in response.error().message()
             continue
         arrays = response.arrays()
         for i, encoding in enumerate(expected):
@@ -160,21 +160,21 @@ LONG = "fox " * 30
         (
             "Refuse",
             (LONG, "a dog"),
-            "row 1 of QUERY and PASSAGE has 35 tokens, more than the 12 allowed: shorten the text",
+            "row 1 of QUERY and PASSAGE has 35 tokens, more than the 12 allowed; shorten the text",
         ),
         (
             "OnlyFirst",
             ("a dog", LONG),
-            "row 1: PASSAGE has 30 tokens, which beside 3 special tokens leaves no room for "
+            "row 1: PASSAGE has 30 tokens, which with 3 special tokens leaves no room for "
             "QUERY within the 12 allowed, and truncation OnlyFirst "
-            "cuts QUERY alone: shorten PASSAGE",
+            "shortens only QUERY; shorten PASSAGE",
         ),
         (
             "OnlySecond",
             (LONG, "a dog"),
-            "row 1: QUERY has 30 tokens, which beside 3 special tokens leaves no room for "
+            "row 1: QUERY has 30 tokens, which with 3 special tokens leaves no room for "
             "PASSAGE within the 12 allowed, and truncation OnlySecond "
-            "cuts PASSAGE alone: shorten QUERY",
+            "shortens only PASSAGE; shorten QUERY",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_pair_that_cannot_be_cut_fails_alone(
 def test_a_wrong_request_fails_alone(folder: Path) -> None:
     model = start(folder)
     wrong = {
-        "QUERY has 2 rows, but PASSAGE has 3: send as many rows of both": {
+        "QUERY has 2 rows, but PASSAGE has 3; send the same number of rows in both": {
             "QUERY": texts("a", "b"),
             "PASSAGE": texts("a", "b", "c"),
         },
@@ -307,17 +307,17 @@ def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int,
         (
             ("QUERY",),
             {"text_pair": "QUERY"},
-            "tritonpipe.text_pair: QUERY is tritonpipe.text already",
+            "tritonpipe.text_pair: QUERY is also tritonpipe.text",
         ),
         (
             ("QUERY", "PASSAGE"),
             {"max_length": "3"},
-            "tritonpipe.max_length: 3 leaves no room for text beside 3 special tokens",
+            "tritonpipe.max_length: 3 leaves no room for text next to 3 special tokens",
         ),
         (
             ("QUERY", "PASSAGE"),
             {"truncation": "First"},
-            "tritonpipe.truncation: 'First' is none of LongestFirst, OnlyFirst, OnlySecond, Refuse",
+            "tritonpipe.truncation: 'First' is not one of LongestFirst, OnlyFirst, ",
         ),
     ],
 )
@@ -424,7 +424,8 @@ TWICE = template("[CLS] $A [SEP] $B [SEP] $A", "[CLS] $A [SEP]")
 
 WAY_OUT = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
 ONCE = (
-    f"and pairs can only be cut where each text stands once: {WAY_OUT}, or set truncation to Refuse"
+    f"but pairs can be truncated only if each text occurs once; {WAY_OUT}, "
+    "or set truncation to Refuse"
 )
 
 
@@ -432,9 +433,9 @@ ONCE = (
 @pytest.mark.parametrize(
     ("processor", "says"),
     [
-        (TWICE, f"puts the first text in 2 times, {ONCE}"),
-        (template("$B $A $B"), f"puts the second text in 2 times, {ONCE}"),
-        (Sequence([TWICE, ByteLevel()]), f"puts the first text in 2 times, {ONCE}"),
+        (TWICE, f"inserts the first text 2 times, {ONCE}"),
+        (template("$B $A $B"), f"inserts the second text 2 times, {ONCE}"),
+        (Sequence([TWICE, ByteLevel()]), f"inserts the first text 2 times, {ONCE}"),
     ],
 )
 def test_a_template_that_cannot_be_cut_is_refused_at_load(
@@ -453,7 +454,7 @@ def test_a_template_that_breaks_the_library_is_refused_at_load(tmp_path: Path) -
         start(tmp_path)
     assert (
         str(caught.value)
-        == "tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): "
+        == "tokenizer.json: its post_processor does not combine two texts (not yet implemented): "
         f"{WAY_OUT}"
     )
     (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute(
@@ -485,7 +486,7 @@ def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> N
     assert short.arrays()["ids"].tolist() == [made.encode("fox", "dog").ids]
     assert (
         long.error().message()
-        == "row 0 of QUERY and PASSAGE has 16 tokens, more than the 12 allowed: shorten the text"
+        == "row 0 of QUERY and PASSAGE has 16 tokens, more than the 12 allowed; shorten the text"
     )
 
 

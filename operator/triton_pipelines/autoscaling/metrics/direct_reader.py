@@ -111,7 +111,7 @@ class DirectReader:
             at = self._clock()
             scrape, gpu = parse_metrics_page(text, at, one.models)
         except TimeoutError:
-            return "no whole answer in time"
+            return "no complete response in time"
         except aiohttp.ClientError as error:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         except MetricsPageError as error:

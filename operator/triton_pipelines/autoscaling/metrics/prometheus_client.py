@@ -197,7 +197,7 @@ class Prometheus:
         if _has(chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
             return self._late()
         if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
-            return "its answer breaks off"
+            return "its response ended early"
         return f"fails: {_short(chain[-1])}"
 
 
@@ -300,7 +300,7 @@ class _Response:
             or not isinstance(data.get("resultType"), str)
             or not isinstance(data.get("result"), list)
         ):
-            raise PrometheusError("its answer has no result")
+            raise PrometheusError("its response contains no result")
         return self._document
 
     def envelope(self) -> QueryResult:

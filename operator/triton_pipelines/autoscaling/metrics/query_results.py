@@ -126,7 +126,7 @@ def clock(kind: str, result: Sequence[Any]) -> float:
     except _SHAPE_ERRORS:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
-        raise QueryResultError("does not tell its time")
+        raise QueryResultError("does not contain the server's time")
     return value
 
 

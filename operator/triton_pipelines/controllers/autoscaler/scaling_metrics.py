@@ -46,7 +46,7 @@ class ScalingMetrics:
         )
         self.verdict = gauge(
             "pipeline_verdict",
-            "1 for the present verdict on what limits the pipeline.",
+            "1 for the current verdict on what limits the pipeline.",
             "namespace",
             "pipeline",
             "verdict",
@@ -87,7 +87,7 @@ class ScalingMetrics:
         )
         self.reversals = Counter(
             "tritonpipe_scaling_reversals",
-            "Changes against the direction of the one before.",
+            "Changes in the opposite direction to the previous change.",
             _STEP,
             registry=registry,
         )

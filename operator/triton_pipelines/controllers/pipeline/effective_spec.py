@@ -221,7 +221,7 @@ def _without_content(
 
 def _revision(pipeline: InferencePipeline, inputs: CompileInputs, options: Options) -> Revision:
     compiled = compile_parsed(pipeline, inputs, options)
-    assert isinstance(compiled, CompiledPipeline), "equal arguments come to equal results"
+    assert isinstance(compiled, CompiledPipeline), "equal arguments give equal results"
     assert isinstance(compiled.revision, Revision)
     return compiled.revision
 

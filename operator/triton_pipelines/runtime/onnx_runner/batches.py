@@ -152,12 +152,12 @@ class BatchRunner:
             together = self._together([short, long])
         except Exception as error:
             self._pads = {}
-            self._warn(f"requests of different length will not share runs: the sample input was refused ({first_line(error)})")
+            self._warn(f"requests of different lengths will not share runs: the sample input was rejected ({first_line(error)})")
             return
         for name, *pairs in zip(self._outputs, *alone, *(list(answer.values()) for answer in together), strict=True):
             if not all(self._same(pairs[i], pairs[i + 2]) for i in (0, 1)):
                 self._pads = {}
-                self._warn(f"requests of different length will not share runs: padding a row changes its {name}, the graph ignores its mask")
+                self._warn(f"requests of different lengths will not share runs: padding a row changes its {name}, so the graph ignores its mask")
                 return
 
     def _same(self, alone: Array, padded: Array) -> bool:
@@ -197,10 +197,10 @@ class BatchRunner:
             off = _off(np.concatenate([one, other]), both) if one.shape == other.shape else math.inf
             if off > COMPANY:
                 self._warn(
-                    f"requests will not share runs: a row beside another one gets another {name} than alone"
+                    f"requests will not share runs: the {name} of a row depends on the other rows"
                     + (f" (by {off:.1%})" if math.isfinite(off) else "")
-                    + ", as of a dynamically quantized graph, whose scales are taken over the whole batch. Each request is a run of its own, so that"
-                    " batches save nothing: a float model, or one that is quantized statically, shares them"
+                    + ", as in a dynamically quantized graph, whose scales are computed over the whole batch. Each request runs separately, so batching"
+                    " saves nothing; use a float model, or quantize the model statically"
                 )
                 return False
         return True

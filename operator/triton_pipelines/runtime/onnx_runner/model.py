@@ -66,7 +66,7 @@ class TritonPythonModel:
         self._batched = config.get("max_batch_size", 0) > 0
         pads = {name: int(value) for name, value in json.loads(parameters.get("tritonpipe.pad_inputs", "{}")).items()}
         if unknown := set(pads) - set(self._inputs):
-            raise ValueError(f"tritonpipe.pad_inputs names {sorted(unknown)}, none of the model's inputs {sorted(self._inputs)}")
+            raise ValueError(f"tritonpipe.pad_inputs lists {sorted(unknown)}, but the model's inputs are {sorted(self._inputs)}")
         self._tokens = frozenset(pads if self._batched else ())
         file = Path(args["model_repository"]) / args["model_version"] / parameters.get("tritonpipe.model_file", "model.onnx")
         kind = args.get("model_instance_kind", "CPU")
@@ -118,16 +118,16 @@ class TritonPythonModel:
             if array.dtype != expected:
                 raise RequestError(f"input {name} has type {array.dtype}, expected {np.dtype(expected)} ({tensor['data_type']})")
             if array.size == 0:
-                raise RequestError(f"input {name} has shape {list(array.shape)}: it holds nothing")
+                raise RequestError(f"input {name} has shape {list(array.shape)}, which has no elements")
             feed[name] = array if array.dtype != np.object_ else _decode(name, array)
         if not feed:
-            raise RequestError("none of the inputs is given, all are optional: send at least one")
+            raise RequestError("the request has no inputs; send at least one")
         rows = {name: len(array) for name, array in feed.items()}
         if self._batched and len(set(rows.values())) > 1:
-            raise RequestError(f"the inputs differ in rows: {rows}")
+            raise RequestError(f"the inputs have different numbers of rows: {rows}")
         shapes = {name: array.shape for name, array in feed.items() if name in self._tokens}
         if len(set(shapes.values())) > 1:  # a mask of length 1 would be taken for all tokens
-            raise RequestError(f"the token inputs differ in shape: {shapes}")
+            raise RequestError(f"the token inputs have different shapes: {shapes}")
         return feed
 
     def _sample(self, length: int) -> Feed:
@@ -146,8 +146,7 @@ def _session(file: Path, threads: int, kind: str, device: str) -> Any:
         import onnxruntime
     except ImportError as error:
         raise RuntimeError(
-            "the Triton image must carry onnxruntime for this runner (install the Python package onnxruntime in it), "
-            "or use an image with the onnxruntime backend"
+            "this runner requires the Python package onnxruntime in the Triton image; install it, or use an image with the onnxruntime backend"
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -175,11 +174,11 @@ def _check_tensors(role: str, wanted: dict[str, Any], graph: Sequence[Any], batc
     if set(wanted) - set(offered) or needed - set(wanted):
         raise ValueError(f"{role} names differ: the config has {sorted(wanted)}, the graph {sorted(offered)}")
     if bad := sorted(name for name in needed if wanted[name].get("optional", False)):
-        raise ValueError(f"the config calls inputs {bad} optional, but the graph has no default for them: leave optional out")
+        raise ValueError(f"inputs {bad} are optional in the config, but the graph has no default for them; remove optional")
     for name, tensor in wanted.items():
         if tensor["data_type"] not in DATA_TYPES.values():
             raise ValueError(
-                f"{role} {name} is {tensor['data_type']}, which this runner cannot hand to ONNX Runtime: use a server with the onnxruntime backend"
+                f"{role} {name} is {tensor['data_type']}, which this runner cannot pass to ONNX Runtime; use a server with the onnxruntime backend"
             )
         data_type = DATA_TYPES.get(offered[name].type)
         if data_type != tensor["data_type"]:
@@ -194,7 +193,9 @@ def _check_tensors(role: str, wanted: dict[str, Any], graph: Sequence[Any], batc
         if any(isinstance(size, int) and size > 0 and dim not in (-1, size) for dim, size in zip(dims, shape, strict=True)):
             raise ValueError(f"{role} {name} has dims {dims[batched:]} in the config, but {shape} in the graph (batch included)")
         if batched and isinstance(shape[0], int) and shape[0] > 0:
-            raise ValueError(f"{role} {name} has the fixed shape {shape} in the graph: max_batch_size must be 0, or the first axis of the graph free")
+            raise ValueError(
+                f"{role} {name} has the fixed shape {shape} in the graph; set max_batch_size to 0, or export the graph with a dynamic first axis"
+            )
 
 
 def _decode(name: str, array: Array) -> Array:
@@ -202,7 +203,7 @@ def _decode(name: str, array: Array) -> Array:
     try:
         return np.array([value.decode() for value in array.ravel().tolist()], dtype=np.object_).reshape(array.shape)
     except UnicodeDecodeError as error:
-        raise RequestError(f"input {name} holds text that is not valid UTF-8") from error
+        raise RequestError(f"input {name} contains text that is not valid UTF-8") from error
 
 
 def _outgoing(array: Array) -> Array:

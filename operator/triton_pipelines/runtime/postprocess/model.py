@@ -65,7 +65,7 @@ class _Words:
         get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
         code = ctypes.c_uint8.from_address(get(capsule, b"dltensor") + DLPACK_CODE_OFFSET)
         if code.value != DLPACK_BFLOAT:
-            raise RequestError(f"{self._tensor.name()} is no BF16 tensor (DLPack type {code.value})")
+            raise RequestError(f"{self._tensor.name()} is not a BF16 tensor (DLPack type {code.value})")
         code.value = DLPACK_UINT
         return capsule
 
@@ -145,7 +145,7 @@ def check(sane: Array, name: str, axes: Sequence[int]) -> None:
         return
     flat = int(np.flatnonzero(~sane.all(axis=1))[0])
     place = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "token"), np.unravel_index(flat, axes), strict=False))
-    raise RequestError(f"{place or 'row 0'}: the model's output {name} holds NaN or infinity, which no answer can be made of")
+    raise RequestError(f"{place or 'row 0'}: the model's output {name} contains NaN or infinity")
 
 
 class TritonPythonModel:
@@ -176,7 +176,7 @@ class TritonPythonModel:
         try:
             values = read_numbers(_tensor(request, self._input), self._data_type)
             if values.ndim != self._rank or values.size == 0:
-                empty = ": there are no rows, or nothing in them" if values.size == 0 else ""
+                empty = "; it has no elements" if values.size == 0 else ""
                 raise RequestError(f"{self._input} has shape {list(values.shape)}, expected {self._shape}{empty}")
             answer = self._classify(values) if self._type in CLASSIFIERS else {"EMBEDDING": self._pool(values, request)}
         except RequestError as error:
@@ -217,7 +217,7 @@ class TritonPythonModel:
 def _tensor(request: Any, name: str) -> Any:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
-        raise RequestError(f"{name} is missing: send it")
+        raise RequestError(f"{name} is missing; send it")
     return tensor
 
 
@@ -244,18 +244,18 @@ def _input(tensor: dict[str, Any], batched: bool, kind: str, labels: list[str] |
 def _check(config: dict[str, Any], parameters: dict[str, str], kind: str, labels: list[str] | None) -> list[str]:
     """Names of the outputs to send, after checking that config and parameters fit each other."""
     if kind not in CLASSIFIERS + POOLINGS:
-        raise ValueError(f"tritonpipe.type: {kind!r} is none of {', '.join(CLASSIFIERS + POOLINGS)}")
+        raise ValueError(f"tritonpipe.type: {kind!r} is not one of {', '.join(CLASSIFIERS + POOLINGS)}")
     inputs = {tensor["name"] for tensor in config.get("input", [])}
     for key in ("tritonpipe.input", "tritonpipe.mask") if kind == "MeanPooling" else ("tritonpipe.input",):
         if parameters.get(key) not in inputs:
-            raise ValueError(f"{key}: {parameters.get(key)!r} is none of the model's inputs {sorted(inputs)}")
+            raise ValueError(f"{key}: {parameters.get(key)!r} is not one of the model's inputs {sorted(inputs)}")
     possible = CLASSIFIER_OUTPUTS if kind in CLASSIFIERS else POOLING_OUTPUTS
     outputs = {tensor["name"]: tensor["data_type"] for tensor in config.get("output", [])}
     for name, data_type in outputs.items():
         if possible.get(name) != data_type:
-            raise ValueError(f"output {name} {data_type}: {kind} gives {', '.join(f'{n} {t}' for n, t in possible.items())}")
+            raise ValueError(f"output {name} {data_type}: {kind} returns {', '.join(f'{n} {t}' for n, t in possible.items())}")
     if labels is None and {"LABEL", "SCORE"} & set(outputs):
-        raise ValueError("outputs LABEL and SCORE need tritonpipe.labels")
+        raise ValueError("outputs LABEL and SCORE require tritonpipe.labels")
     if labels is not None:
         if not labels:
             raise ValueError("tritonpipe.labels: the list is empty")

@@ -54,12 +54,12 @@ def pair_layout(tokenizer: Any, special_tokens: bool) -> tuple[tuple[int | None,
     except BaseException as error:  # a Rust panic is no Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise TemplateError(f"its post_processor makes no pair of two texts ({error}): {way_out}") from error
+        raise TemplateError(f"its post_processor does not combine two texts ({error}): {way_out}") from error
     layout = tuple(None if word is None else token for word, token in zip(made.word_ids, made.ids, strict=True))
     for text, name in enumerate(("first", "second")):
         if (times := layout.count(text)) != 1:
             raise TemplateError(
-                f"its post_processor puts the {name} text in {times} times, and pairs can only be cut where each text stands once: {way_out}, "
+                f"its post_processor inserts the {name} text {times} times, but pairs can be truncated only if each text occurs once; {way_out}, "
                 "or set truncation to Refuse"
             )
     return layout, tuple(made.sequence_ids) == layout
@@ -131,7 +131,7 @@ class TextEncoder:
         }
 
     def unknown(self, lengths: Array, ids: Array, known: int) -> dict[int, str]:
-        """Row -> the first of its tokens, of all rows laid end to end in ``ids``, that is none of the first ``known``, in words."""
+        """Row -> the first of its tokens, of all rows laid end to end in ``ids``, that is not one of the first ``known``, in words."""
         if not ids.size or int(ids.max()) < known:
             return {}
         places = np.flatnonzero(ids >= known)
@@ -145,7 +145,7 @@ class TextEncoder:
         if self.max_length is None or self.refuse:
             return
         if self.max_length <= self.special:
-            raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text beside {self.special} special tokens")
+            raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text next to {self.special} special tokens")
         if self._pairs:
             self._layout, self._tracked = pair_layout(self._tokenizer, self.special_tokens)
         else:

@@ -98,26 +98,26 @@ def decode_rows(rows: Iterable[bytes], name: str) -> list[str]:
         for row in rows:
             texts.append(row.decode())
     except UnicodeDecodeError as error:
-        raise RequestError(f"row {len(texts)} of {name} is not valid UTF-8 ({error.reason} at byte {error.start}): send UTF-8 text") from None
+        raise RequestError(f"row {len(texts)} of {name} is not valid UTF-8 ({error.reason} at byte {error.start}); send UTF-8 text") from None
     return texts
 
 
 def read_rows(tensor: Any, name: str, batched: bool) -> list[str]:
     """The texts of one input of a request: one per row of the batch, or every element when the model does not batch."""
     if tensor is None:
-        raise RequestError(f"{name} is missing: send it")
+        raise RequestError(f"{name} is missing; send it")
     array = tensor.as_numpy()
     if array.size == 0:
-        raise RequestError(f"{name} has no rows: send at least one text")
+        raise RequestError(f"{name} has no rows; send at least one text")
     if batched and array.size != len(array):
-        raise RequestError(f"{name} has shape {list(array.shape)}, expected [rows, 1]: one text per row")
+        raise RequestError(f"{name} has shape {list(array.shape)}, expected [rows, 1], one text per row")
     return decode_rows(array.ravel().tolist(), name)
 
 
 def pair_rows(first: list[str], second: list[str], names: Sequence[str]) -> list[Row]:
     """Pairs, row by row."""
     if len(first) != len(second):
-        raise RequestError(f"{names[0]} has {len(first)} rows, but {names[1]} has {len(second)}: send as many rows of both, they are paired in order")
+        raise RequestError(f"{names[0]} has {len(first)} rows, but {names[1]} has {len(second)}; send the same number of rows in both")
     return list(zip(first, second))  # noqa: B905 equal lengths, checked
 
 
@@ -232,8 +232,8 @@ class TritonPythonModel:
             return _error(f"the tokenizer failed on this request: {error}", pb_utils.TritonError.INTERNAL)
         cut, uncut = self._names if self._encoder.truncation == "OnlyFirst" else self._names[::-1]
         return _error(
-            f"row {error.row}: {uncut} has {error.kept} tokens, which beside {self._encoder.special} special tokens leaves no room for {cut} within the "
-            f"{self._max_length} allowed, and truncation {self._encoder.truncation} cuts {cut} alone: shorten {uncut}"
+            f"row {error.row}: {uncut} has {error.kept} tokens, which with {self._encoder.special} special tokens leaves no room for {cut} within the "
+            f"{self._max_length} allowed, and truncation {self._encoder.truncation} shortens only {cut}; shorten {uncut}"
         )
 
     def _refused(self, lengths: Array, span: tuple[int, int, int], responses: list[Any]) -> bool:
@@ -243,7 +243,7 @@ class TritonPythonModel:
             return False
         row = int(long[0])
         responses[index] = _error(
-            f"row {row} of {' and '.join(self._names)} has {int(lengths[first + row])} tokens, more than the {self._max_length} allowed: shorten the text"
+            f"row {row} of {' and '.join(self._names)} has {int(lengths[first + row])} tokens, more than the {self._max_length} allowed; shorten the text"
         )
         return True
 
@@ -254,7 +254,7 @@ class TritonPythonModel:
         if row is None:
             return False
         responses[index] = _error(
-            f"row {row - first} of {' and '.join(self._names)} spells out the token {unknown[row]}, which the model does not know: leave it out of the text"
+            f"row {row - first} of {' and '.join(self._names)} contains the token {unknown[row]}, which the model does not know; remove it from the text"
         )
         return True
 
@@ -277,7 +277,7 @@ def _choice(parameters: dict[str, str], key: str, allowed: Sequence[str]) -> str
     """Value of a parameter; the first of ``allowed`` is the default."""
     value = parameters.get(key, allowed[0])
     if value not in allowed:
-        raise ValueError(f"{key}: {value!r} is none of {', '.join(allowed)}")
+        raise ValueError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
     return value
 
 
@@ -287,7 +287,7 @@ def _names(config: dict[str, Any], parameters: dict[str, str]) -> list[str]:
     if "tritonpipe.text_pair" in parameters:
         names.append(parameters["tritonpipe.text_pair"])
         if names[0] == names[1]:
-            raise ValueError(f"tritonpipe.text_pair: {names[1]} is tritonpipe.text already, a pair needs two inputs")
+            raise ValueError(f"tritonpipe.text_pair: {names[1]} is also tritonpipe.text, but a pair requires two inputs")
     inputs = {tensor["name"]: tensor["data_type"] for tensor in config.get("input", [])}
     if inputs != dict.fromkeys(names, "TYPE_STRING"):
         wanted = f"exactly one input, {names[0]}" if len(names) == 1 else f"exactly two inputs, {names[0]} and {names[1]}"
@@ -300,7 +300,7 @@ def _length(parameters: dict[str, str], padding: str) -> int | None:
     text = parameters.get("tritonpipe.max_length")
     if text is None:
         if padding in ("Fixed", "Bucketed"):
-            raise ValueError(f"tritonpipe.max_length is missing, and tritonpipe.padding {padding} needs it")
+            raise ValueError(f"tritonpipe.max_length is missing, but tritonpipe.padding {padding} requires it")
         return None
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"tritonpipe.max_length: {text!r} is not a positive number of tokens")
@@ -317,10 +317,10 @@ def _outputs(config: dict[str, Any], parameters: dict[str, str]) -> list[tuple[s
     kinds: dict[str, str] = json.loads(parameters.get("tritonpipe.outputs", "{}"))
     declared = {output["name"]: output["data_type"] for output in config.get("output", [])}
     if set(kinds) != set(declared):
-        raise ValueError(f"tritonpipe.outputs names {sorted(kinds)}, but the model's outputs are {sorted(declared)}")
+        raise ValueError(f"tritonpipe.outputs lists {sorted(kinds)}, but the model's outputs are {sorted(declared)}")
     for name, kind in kinds.items():
         if kind not in KINDS:
-            raise ValueError(f"tritonpipe.outputs: {name} is {kind!r}, none of {', '.join(KINDS)}")
+            raise ValueError(f"tritonpipe.outputs: {name} is {kind!r}, not one of {', '.join(KINDS)}")
         if declared[name] not in DTYPES:
             raise ValueError(f"output {name} is {declared[name]}, but tokens are {' or '.join(DTYPES)}")
     return [(name, kind, DTYPES[declared[name]]) for name, kind in kinds.items()]

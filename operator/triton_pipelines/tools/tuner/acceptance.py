@@ -263,7 +263,10 @@ def _verified_rate(
         return rate, _failure(own, not_met, latency_budget)
     met = f"met the latency budget at {rate:.0f} requests/s"
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
-        return rate, f"{met}, but the current setting was not shown to exceed it at 5 % less"
+        return (
+            rate,
+            f"{met}, but the current setting was not shown to exceed it at a 5 % lower rate",
+        )
     if is_unrepeated:
         return rate, f"{met}, but was not measured again"
     return rate, ""
