@@ -354,10 +354,10 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
         ),
         (Response(200, {}, b"<html>"), "is not JSON"),
         (Response(200, {}, b"[1]"), "not a JSON object"),
-        (Response(200, {}, b'{"status":"success"}'), "has no result"),
+        (Response(200, {}, b'{"status":"success"}'), "contains no result"),
         (
             Response(200, {}, b'{"status":"success","data":{"resultType":"matrix","result":{}}}'),
-            "has no result",
+            "contains no result",
         ),
         (Response(200, {}, b"[" * 100_000), "is not JSON"),
         (Response(200, {}, b'{"status":"success"', cut=5), "its response ended early"),
