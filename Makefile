@@ -9,6 +9,7 @@ LOCKS := requirements/bootstrap.txt requirements/dev.txt requirements/model-data
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cut -c1-16)
 GPU := $(wildcard /dev/nvidia[0-9]*)
 GPU_STAMP := $(VENV)/.with-gpu-$(shell cat requirements/gpu.txt | sha256sum | cut -c1-16)
+DOCS_STAMP := $(VENV)/docs/.installed-$(shell cat requirements/docs.txt | sha256sum | cut -c1-16)
 KEEP ?=
 # Bytecode is kept, but apart from the sources: no source or model folder ever changes by being used.
 # Without it every process compiles all modules that it imports, which takes longer than most tests.
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
 .PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify \
-  bench cluster cluster-down fuzz soak golden clean
+  bench cluster cluster-down docs fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +39,12 @@ $(GPU_STAMP): requirements/gpu.txt | $(STAMP)
 	@echo "installing PyTorch for the GPU tier into $(VENV) (about 7 GB, some minutes)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/gpu.txt
 	@rm -f $(VENV)/.with-gpu-* && touch $@
+
+$(DOCS_STAMP): requirements/docs.txt | $(STAMP)
+	@echo "installing MkDocs into $(VENV)/docs"
+	@rm -rf $(VENV)/docs && $(PYTHON) -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
 
 native: env ## Test and build the native tokenizer (Rust), and put it into the package
 	@$(BIN)/python -m e2e.local.native
@@ -77,6 +84,9 @@ verify: env ## Check that generated files are up to date
 
 golden: env ## Rewrite golden files and generated files
 	@$(BIN)/python -m hack.verify --write
+
+docs: env $(DOCS_STAMP) ## Build the documentation site; it is in out/site/html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m hack.site $(VENV)/docs/bin/mkdocs
 
 bench: env ## Benchmarks (ID=O5 runs one); results are in bench/results
 	@$(BIN)/python -m bench $(if $(ID),$(ID),all)

@@ -21,8 +21,10 @@ from .pod_probes import PodProbes
 from .snapshot import Snapshot
 from .tls_trust import NO_TLS
 
-# How long (seconds) a pipeline goes without a whole iteration at most.
-SETTLED_SECONDS: Final = 120.0
+# How long (seconds) a pipeline goes without a whole iteration at most: the default interval of
+# --resync-seconds. Nothing depends on it: policies state when they are due, and watches and the
+# relist report changes of objects.
+SETTLED_SECONDS: Final = 600.0
 _NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
