@@ -295,8 +295,8 @@ def doubled(body: bytes) -> bytes:
 
 FAULTS = {
     "503": (Fault(status=503), MetricsProblem.ERROR, "HTTP 503"),
-    "dropped": (Fault(drop=True), MetricsProblem.ERROR, "breaks off|cannot be reached"),
-    "cut": (Fault(cut_after=200), MetricsProblem.ERROR, "breaks off|is not JSON"),
+    "dropped": (Fault(drop=True), MetricsProblem.ERROR, "ended early|cannot be reached"),
+    "cut": (Fault(cut_after=200), MetricsProblem.ERROR, "ended early|is not JSON"),
     "dripping": (Fault(drip=0.05), MetricsProblem.ERROR, "no complete response within 1 s"),
     "hanging": (Fault(delay=30), MetricsProblem.ERROR, "no complete response within 1 s"),
     "error inside 200": (

@@ -20,14 +20,14 @@ ROW = re.compile(r"^\| `([\w./]+)` \| [^|]+ \| (\d+)", re.MULTILINE)
 
 
 def named_paths(text: str) -> set[str]:
-    """Code spans that name a file or a folder."""
+    """Code spans that name a file or a folder, without build results (``out/``)."""
     spans = SPAN.findall(text)
     return {
         span
         for span in spans
         if PATH.fullmatch(span)
         and ("/" in span or span.endswith(SUFFIXES))
-        and not span.startswith("/")
+        and not span.startswith(("/", "out/"))
         and not span.startswith("config.pbtxt")
     }
 
