@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from e2e.load.clients import CLIENTS, Answer
+from e2e.load.clients import CLIENTS, ONE_ADDRESS, Answer
 from e2e.load.generator import INTERVAL_SECONDS, WORKERS, Load, under_load
 from e2e.suite.reach import Endpoint
 from triton_pipelines.api import names
@@ -27,7 +27,9 @@ def run(
     ] = "sentiment",
     client: Annotated[
         list[str] | None,
-        typer.Option(help=f"Kind of client, repeatable: {', '.join(CLIENTS)}. Default: all."),
+        typer.Option(
+            help=f"Kind of client, repeatable: {', '.join(CLIENTS)}. Default: all but the last."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Clients of each kind.")] = WORKERS,
     interval: Annotated[
@@ -54,7 +56,7 @@ def run(
         model,
         tuple(text or ("A short text.",)),
         _outputs,
-        tuple(client or CLIENTS),
+        tuple(client or ONE_ADDRESS),
         workers,
         interval,
     )

@@ -1,6 +1,7 @@
 """Ordinary clients; each client is one object with its own connections.
 
-The kinds are gRPC, HTTP with a new connection per request, and HTTP with kept connections.
+The kinds are gRPC, HTTP with a new connection per request, HTTP with kept connections, and gRPC
+that distributes its requests over several addresses.
 
 None of them tries a request again: a request that the server lost shows as an error.
 """
@@ -8,6 +9,7 @@ None of them tries a request again: a request that the server lost shows as an e
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -20,6 +22,8 @@ from e2e.suite.reach import Endpoint
 
 SECONDS = 10.0
 """Deadline of a request."""
+RESOLUTION_MILLISECONDS = 500
+"""Shortest time between two resolutions of an endpoint's name."""
 
 Answer = dict[str, np.ndarray[Any, Any]]
 Ask = Callable[[str], Awaitable[Answer]]
@@ -43,9 +47,27 @@ async def grpc(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
     The channel reconnects as gRPC does: when the server asks it to move, or when its connection
     breaks.
     """
+    async with _grpc(endpoint, model) as ask:
+        yield ask
+
+
+@contextlib.asynccontextmanager
+async def grpc_round_robin(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
+    """Send requests over one gRPC channel to all addresses of the endpoint in turn."""
+    policy = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+    options = (
+        ("grpc.service_config", policy),
+        ("grpc.dns_min_time_between_resolutions_ms", RESOLUTION_MILLISECONDS),
+    )
+    async with _grpc(endpoint, model, *options) as ask:
+        yield ask
+
+
+@contextlib.asynccontextmanager
+async def _grpc(endpoint: Endpoint, model: str, *more: tuple[str, str | int]) -> AsyncIterator[Ask]:
     # Channels of one process normally share connections. These simulate clients in separate
     # processes.
-    channel = [("grpc.use_local_subchannel_pool", 1)]
+    channel = [("grpc.use_local_subchannel_pool", 1), *more]
     client = tritonclient.grpc.aio.InferenceServerClient(endpoint.grpc, channel_args=channel)
 
     async def ask(text: str) -> Answer:
@@ -83,7 +105,10 @@ CLIENTS: dict[str, Client] = {
     "grpc": grpc,
     "http-new-connection": http_new_connection,
     "http-keep-alive": http_keep_alive,
+    "grpc-round-robin": grpc_round_robin,
 }
+ONE_ADDRESS = ("grpc", "http-new-connection", "http-keep-alive")
+"""Kinds of clients for an endpoint of one address, such as a Service's."""
 
 
 @contextlib.asynccontextmanager

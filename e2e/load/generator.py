@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from e2e.load.clients import CLIENTS, Answer, Ask, RequestError
+from e2e.load.clients import CLIENTS, ONE_ADDRESS, Answer, Ask, RequestError
 from e2e.load.record import Outcome, Summary, summarize
 from e2e.suite.reach import Endpoint
 
@@ -47,7 +47,7 @@ class Load:
     model: str
     texts: Sequence[str]
     judge: Judge
-    clients: Sequence[str] = tuple(CLIENTS)
+    clients: Sequence[str] = ONE_ADDRESS
     workers: int = WORKERS
     interval: float = INTERVAL_SECONDS
     open_loop: bool = False

@@ -204,17 +204,22 @@ class TinyPipeline(Pipeline):
 
     def inferences(self) -> int:
         """How many rows the ensemble has answered, over all its ready pods."""
-        total = 0
+        return sum(self.inferences_by_pod().values())
+
+    def inferences_by_pod(self) -> dict[str, int]:
+        """How many rows the ensemble has answered in each of its ready pods."""
+        counts = {}
         for pod in self.serving_pods():
+            name = pod["metadata"]["name"]
             path = (
-                f"/api/v1/namespaces/{self.namespace}/pods/"
-                f"{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
+                f"/api/v1/namespaces/{self.namespace}/pods/{name}:{names.PORT_HTTP}"
+                f"/proxy/v2/models/{self.name}/stats"
             )
-            total += sum(
+            counts[name] = sum(
                 int(item.get("inference_count", 0))
                 for item in self.kube.request("GET", path)["model_stats"]
             )
-        return total
+        return counts
 
 
 def _answers(endpoint: Endpoint) -> bool:

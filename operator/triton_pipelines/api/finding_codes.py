@@ -100,6 +100,9 @@ class FindingCode(StrEnum):
     FATAL_REQUEST = "fatal-request"
     """A client's request can end a server of this release."""
 
+    # --- warnings: clients ---
+    DRAIN_TOO_SHORT = "drain-too-short"
+
     # --- warnings: sequences ---
     SEQUENCES_NEED_AFFINITY = "sequences-need-affinity"
     SEQUENCE_ID_UNSUPPORTED = "sequence-id-unsupported"

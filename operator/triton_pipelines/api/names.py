@@ -153,6 +153,11 @@ def live_name(pipeline: str) -> str:
     return f"{pipeline}-live"
 
 
+def headless_service_name(pipeline: str) -> str:
+    """Return the name of the Service that resolves to the pods (at most 40 + 9 characters)."""
+    return f"{pipeline}-headless"
+
+
 def tuning_name(pipeline: str, run: str, component: str = COMPONENT_CANARY) -> str:
     """Return the name of a tuning run's objects (at most 40 + 1 + 8 + 6 + 7 characters).
 

@@ -154,6 +154,15 @@ class Service(ApiModel):
     """The Service in front of the pods."""
 
     type: Annotated[ServiceType, Field(description="Kind of Service.")] = ServiceType.CLUSTER_IP
+    headless: Annotated[
+        Switch,
+        Field(
+            description=(
+                "Enabled: a second Service, NAME-headless, resolves to the pods' addresses, so "
+                "that clients can balance requests themselves."
+            )
+        ),
+    ] = Switch.DISABLED
     annotations: Annotated[
         dict[LabelKey, Text],
         Field(

@@ -275,6 +275,33 @@ async def test_others_objects_are_not_touched(
         assert (await admin.get(SERVICES, namespace, "p"))["metadata"]["resourceVersion"] == version
 
 
+async def test_a_headless_service_comes_and_goes_with_its_field(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    """Its name can also be that of another pipeline's Service, which is reported as a conflict."""
+    name = names.headless_service_name("p")
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        headless = pipeline(namespace, server={"service": {"headless": "Enabled"}})
+        await apply_any(admin, INFERENCE_PIPELINES, headless)
+        await served(admin, namespace)
+        made = await admin.get(SERVICES, namespace, name)
+        assert made["spec"]["clusterIP"] == "None"
+
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace, name=name))
+        await eventually(
+            "conflict", lambda: says(admin, namespace, "False NameConflict", name=name)
+        )
+
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+
+        async def other_took_the_name() -> bool:
+            services = (await admin.list(SERVICES, namespace)).items
+            found = {item["metadata"]["name"]: item for item in services}
+            return name in found and found[name]["spec"]["clusterIP"] != "None"
+
+        await eventually("the other pipeline's Service", other_took_the_name, 60)
+
+
 async def test_a_secret_of_another_owner_is_not_changed(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
@@ -313,8 +340,8 @@ async def test_a_secret_of_another_owner_is_not_changed(
         assert set((await admin.get(SECRETS, namespace, name))["data"]) == {names.KEY_CONTROL}
 
 
-async def says(admin: Client, namespace: str, expected: str) -> bool:
-    return await told(admin, namespace) == expected
+async def says(admin: Client, namespace: str, expected: str, name: str = "p") -> bool:
+    return await told(admin, namespace, name=name) == expected
 
 
 async def test_deleted_in_mid_rollout_and_made_again_at_once(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import built
 from triton_pipelines.api.finding_codes import FindingCode
-from triton_pipelines.compile.graph.lint_warnings import _labels
+from triton_pipelines.compile.graph.lint_warnings import HEADLESS_DRAIN_SECONDS, _labels
 
 CODE: dict[str, Any] = {
     "platform": "python",
@@ -47,6 +47,15 @@ WARNED: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
         },
         "spec.postprocess.labels",
         FindingCode.DUPLICATE_LABEL,
+    ),
+    "headless service with a short drain": (
+        {
+            **GOOD,
+            "server": {"service": {"headless": "Enabled"}},
+            "rollout": {"drainSeconds": HEADLESS_DRAIN_SECONDS - 1},
+        },
+        "spec.rollout.drainSeconds",
+        FindingCode.DRAIN_TOO_SHORT,
     ),
     "longest for a backend": (
         {**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}},

@@ -22,6 +22,7 @@ SAME: dict[str, dict[str, Any]] = {
     "peers": {"server": {"networkPolicy": {"inferenceFrom": [{"podSelector": {}}]}}},
     "egress": {"server": {"networkPolicy": {"egress": [{"to": [{"podSelector": {}}]}]}}},
     "exposed service": {"server": {"service": {"type": "LoadBalancer"}}},
+    "headless service": {"server": {"service": {"headless": "Enabled"}}},
     "acting account": {"serviceAccountName": "writer"},
     "disruption budget": {"server": {"disruptionBudget": "Disabled"}},
     "strategy": {"rollout": {"strategy": "Recreate"}},

@@ -15,7 +15,7 @@ from triton_pipelines.compile.graph.drain import exit_timeout_seconds
 from triton_pipelines.compile.graph.quantities import bytes_of
 from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.compile.render import review
-from triton_pipelines.compile.render.objects import deployment, service
+from triton_pipelines.compile.render.objects import deployment, headless_service, service
 
 MI = 2**20
 
@@ -406,6 +406,26 @@ def test_a_pod_goes_when_its_last_sequence_may_have_ended(
     assert spec["terminationGracePeriodSeconds"] == sleep + exit_timeout + 10
     # A client that is told to move in the middle of a sequence loses it.
     assert not any("max-connection-age" in item for item in triton["args"])
+
+
+@pytest.mark.proves("spec.server.service.headless", "applied")
+def test_a_headless_service_resolves_to_the_pods() -> None:
+    assert headless_service(built().pipeline) is None
+    one = built(server={"service": {"headless": "Enabled"}})
+    made = headless_service(one.pipeline)
+    assert made is not None
+    validate(made)
+    assert made["metadata"]["name"] == f"{one.pipeline.name}-headless"
+    assert made["spec"]["clusterIP"] == "None"
+    assert made["spec"]["selector"] == service(one.pipeline)["spec"]["selector"]
+    # A ServiceMonitor selects both Services and must find the metrics port in one of them.
+    assert [port["name"] for port in made["spec"]["ports"]] == ["http", "grpc"]
+
+
+@pytest.mark.parametrize(("headless", "warned"), [("Enabled", True), ("Disabled", False)])
+def test_sequences_behind_a_headless_service_are_warned_of(headless: str, warned: bool) -> None:
+    said = built(**sequences(None, server={"service": {"headless": headless}})).warnings
+    assert any("spec.server.service.headless" in str(one) for one in said) is warned
 
 
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "parsed")

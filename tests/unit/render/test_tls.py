@@ -12,7 +12,7 @@ from triton_pipelines.compile.graph import check
 from triton_pipelines.compile.graph.server_settings import without_tls
 from triton_pipelines.compile.render import tuning_objects
 from triton_pipelines.compile.render.network_policies import network_policy
-from triton_pipelines.compile.render.objects import service
+from triton_pipelines.compile.render.objects import headless_service, service
 from triton_pipelines.compile.render.pod_volumes import mounted_tls
 
 SIMPLE = {"secretName": "certs"}
@@ -82,7 +82,10 @@ def test_a_volume_that_was_edited_tells_nothing() -> None:
 
 
 def test_clients_find_grpc_alone() -> None:
-    one = built(server={"tls": SIMPLE})
+    one = built(server={"tls": SIMPLE, "service": {"headless": "Enabled"}})
+    headless = headless_service(one.pipeline)
+    assert headless is not None
+    assert [item["name"] for item in headless["spec"]["ports"]] == ["grpc"]
     ports = {item["name"]: item for item in service(one.pipeline)["spec"]["ports"]}
     assert set(ports) == {"grpc", "metrics"}
     assert ports["grpc"]["appProtocol"] == "https"

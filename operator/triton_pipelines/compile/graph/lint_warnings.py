@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from triton_pipelines.api.base import Finding
+from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.scaling import CpuResize, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .container_resources import cpu_range
+from .drain import sequence_idle_seconds
 from .example_request import lint_example
 from .graph import PIPELINE, Graph, Implementation, Role
 from .lint_findings import listed, warning
@@ -23,6 +24,11 @@ from .torchscript_lint import lint_torchscript
 
 # A single instance on this many cores is probably unintended.
 MANY_CORES = 4
+# A client resolves the name of a headless Service again when its connection ends, which is after a
+# third of the drain (drain.connection_age_milliseconds), and not before its own interval (5 s in
+# the guide). Its answer may come from a cache: kubeadm configures CoreDNS with a TTL of 30 s.
+# 60 / 3 + 5 + 30 = 55.
+HEADLESS_DRAIN_SECONDS = 60
 # Backends whose engine allocates GPUs itself, independent of the instance kind.
 ENGINES = ("vllm", "tensorrtllm")
 
@@ -41,6 +47,7 @@ def lint(pipeline: InferencePipeline, graph: Graph) -> list[Finding]:
         *_instances(pipeline, graph),
         *_plans(pipeline, graph),
         *_sequences(pipeline, graph),
+        *_headless(pipeline),
         *_pods(pipeline, graph),
         *lint_schedulers(graph),
         *lint_example(pipeline, graph),
@@ -217,6 +224,30 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             "pods by IP address, so clients behind the same proxy share a pod, and a "
             "sequence is lost if its pod terminates",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
+        )
+    if stateful and pipeline.spec.server.service.headless is Switch.ENABLED:
+        yield warning(
+            "spec.server.service.headless",
+            f"{', '.join(stateful)} keeps each sequence in one pod: a client that distributes its"
+            " requests over several pods loses its sequences; such clients must use the other"
+            " Service",
+            code=FindingCode.SEQUENCES_NEED_AFFINITY,
+        )
+
+
+def _headless(pipeline: InferencePipeline) -> Iterator[Finding]:
+    seconds = pipeline.spec.rollout.drain_seconds
+    if (
+        pipeline.spec.server.service.headless is Switch.ENABLED
+        and seconds < HEADLESS_DRAIN_SECONDS
+        and sequence_idle_seconds(pipeline) is None
+    ):
+        yield warning(
+            "spec.rollout.drainSeconds",
+            f"is {seconds} s: clients of the headless Service can send requests to a pod that no"
+            " longer serves, because they learn of its end only when they resolve the name again;"
+            f" set it to {HEADLESS_DRAIN_SECONDS} or more",
+            code=FindingCode.DRAIN_TOO_SHORT,
         )
 
 

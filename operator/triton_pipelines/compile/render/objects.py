@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
 from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.server import DisruptionBudget
 from triton_pipelines.api.v1alpha1 import InferencePipeline
@@ -91,7 +92,7 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
     With ``server.tls`` it has no HTTP port, because clients need TLS. A client of a step with
     sequences stays on one pod, because only that pod has its sequence.
     """
-    declared, declared_tls = pipeline.spec.server.service, pipeline.spec.server.tls
+    declared = pipeline.spec.server.service
     idle = sequence_idle_seconds(pipeline)
     sticky: dict[str, Any] = {"sessionAffinity": "None"}
     if idle is not None:
@@ -111,13 +112,7 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
             **sticky,
             "selector": names.selector(pipeline.name),
             "ports": [
-                *([_port("http", names.PORT_HTTP, "http")] if declared_tls is None else []),
-                # h2c is HTTP/2 in plaintext; https tells gateways to use TLS.
-                _port(
-                    "grpc",
-                    names.PORT_GRPC,
-                    "kubernetes.io/h2c" if declared_tls is None else "https",
-                ),
+                *_inference_ports(pipeline),
                 _port("metrics", names.PORT_METRICS, "http"),
             ],
         },
@@ -125,6 +120,40 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
     if declared.annotations:
         result["metadata"]["annotations"] = dict(declared.annotations)
     return result
+
+
+def headless_service(pipeline: InferencePipeline) -> dict[str, Any] | None:
+    """Return the Service whose DNS name resolves to the addresses of the ready pods.
+
+    ``None`` unless ``server.service.headless`` is enabled. It has no metrics port: a ServiceMonitor
+    selects both Services by their labels and would scrape each pod twice.
+    """
+    if pipeline.spec.server.service.headless is Switch.DISABLED:
+        return None
+    return child(
+        pipeline,
+        "v1",
+        "Service",
+        names.headless_service_name(pipeline.name),
+        spec={
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": names.selector(pipeline.name),
+            "ports": _inference_ports(pipeline),
+        },
+    )
+
+
+def _inference_ports(pipeline: InferencePipeline) -> list[dict[str, Any]]:
+    """Return the ports that clients of inference use: with ``server.tls`` only gRPC."""
+    if pipeline.spec.server.tls is not None:
+        # https tells gateways to use TLS.
+        return [_port("grpc", names.PORT_GRPC, "https")]
+    # h2c is HTTP/2 in plaintext.
+    return [
+        _port("http", names.PORT_HTTP, "http"),
+        _port("grpc", names.PORT_GRPC, "kubernetes.io/h2c"),
+    ]
 
 
 def _port(name: str, number: int, app_protocol: str) -> dict[str, Any]:

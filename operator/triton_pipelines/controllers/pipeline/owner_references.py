@@ -40,7 +40,10 @@ def check_owner(known: Object | None, item: Object, uid: str) -> None:
         return
     what = f"{item['kind']} {item['metadata']['name']}"
     if any(
-        owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(names.GROUP)
+        owner.get("kind") == names.KIND
+        and owner.get("apiVersion", "").startswith(names.GROUP)
+        # Another pipeline's object can have this name: that of a-headless is one of a's too.
+        and owner.get("name") == item["metadata"]["labels"][names.LABEL_PIPELINE]
         for owner in owners
     ):
         raise FormerChild(what)

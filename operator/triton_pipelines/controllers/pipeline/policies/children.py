@@ -12,6 +12,7 @@ from triton_pipelines.compile.render.network_policies import network_policy
 from triton_pipelines.compile.render.objects import (
     deployment,
     disruption_budget,
+    headless_service,
     live_config_map,
     revision_config_map,
     service,
@@ -36,10 +37,11 @@ from .tuned_padding import TunedPadding
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Apply the ConfigMaps, the Service, the optional objects and the Deployment."""
+    """Apply the ConfigMaps, the Services, the optional objects and the Deployment."""
     pipeline, number = draft.of(ReconciledSpec).pipeline, draft.of(Replicas)
     rollout, options = draft.of(Rollout), draft.context.options
     optional = (
+        (ApplyStage.SERVICE, headless_service(pipeline)),
         (ApplyStage.NETWORK_POLICY, network_policy(pipeline, options)),
         (ApplyStage.DISRUPTION_BUDGET, disruption_budget(pipeline, number.number)),
     )
