@@ -267,6 +267,15 @@ class Cluster:
         self._load([archive] if archive.is_file() else self._archives([image]))
 
     @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep other processes that reserve this cluster off it; wait for the one that has it.
+
+        Two runs of the suite on one machine would otherwise replace each other's cluster.
+        """
+        with cache.locked(cache.cache_root() / "locks" / f"reserved-{self.name}"):
+            yield
+
+    @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with cache.locked(cache.cache_root() / "locks" / f"cluster-{self.name}"):
             yield

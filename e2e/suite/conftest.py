@@ -84,19 +84,18 @@ def access(request: pytest.FixtureRequest) -> Iterator[Access]:
         chosen = choose(os.environ)
     except AccessError as error:
         pytest.exit(f"error: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
-    own = None
-    if chosen is None:
-        own = Cluster(OWN_CLUSTER)
-        own.up(images=())
-        chosen = Access(own.kubeconfig, own.context, own)
-    try:
+    with contextlib.ExitStack() as stack:
+        if chosen is None:
+            own = Cluster(OWN_CLUSTER)
+            stack.enter_context(own.reserved())
+            if not keep():
+                stack.callback(own.down)
+            own.up(images=())
+            chosen = Access(own.kubeconfig, own.context, own)
         if chosen.local is not None:
             for archive in request.getfixturevalue("archives").values():
                 chosen.local.load_image(str(archive))
         yield chosen
-    finally:
-        if own is not None and not keep():
-            own.down()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.local import binaries, cache
+from e2e.local.cluster import Cluster
 
 
 def test_cache_folder_follows_the_environment(
@@ -41,14 +42,30 @@ def test_tree_digest_sees_names_contents_and_modes(tmp_path: Path) -> None:
     assert cache.digest_tree(tmp_path, [one, two]) != first
 
 
-def test_lock_excludes_other_processes(tmp_path: Path) -> None:
+def is_locked(path: Path) -> bool:
+    """Whether another process would have to wait for the lock of this name."""
     program = (
         "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "thing.lock")]
+    command = [sys.executable, "-c", program, f"{path}.lock"]
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+def test_lock_excludes_other_processes(tmp_path: Path) -> None:
     with cache.locked(tmp_path / "thing"):
-        assert subprocess.run(command, capture_output=True, check=False).returncode != 0
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+        assert is_locked(tmp_path / "thing")
+    assert not is_locked(tmp_path / "thing")
+
+
+def test_a_reserved_cluster_is_kept_from_other_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITONPIPE_CACHE", str(tmp_path))
+    one, two = (tmp_path / "locks" / f"reserved-{name}" for name in ("one", "two"))
+    with Cluster("one").reserved():
+        assert is_locked(one)
+        assert not is_locked(two)
+    assert not is_locked(one)
 
 
 @pytest.mark.parametrize(
