@@ -12,10 +12,14 @@ never named one, so it is left out.
 
 import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
+
+from tests.support import messages as golden_messages
 
 # For tests that import ONNX Runtime themselves: tests send no usage data to anybody.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -45,12 +49,49 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what tests have counted or measured: their property ``figures``.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-messages",
+        metavar="FILE",
+        help="run only the tests that check messages, and write the golden messages to FILE",
+    )
 
-    It also arrives from parallel workers.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--write-messages", default=None):
+        fixture = golden_messages.FIXTURE
+        items[:] = [item for item in items if fixture in getattr(item, "fixturenames", ())]
+
+
+@pytest.fixture
+def messages(request: pytest.FixtureRequest) -> Iterator[golden_messages.Messages]:
+    """The golden messages of this test: ``tests/support/messages.py``."""
+    written = request.config.getoption("--write-messages", default=None)
+    checked = golden_messages.of_test(request.node.nodeid, rewrite=written is not None)
+    request.node.user_properties.append((golden_messages.PROPERTY, checked.seen))
+    failed = request.session.testsfailed
+    yield checked
+    if request.session.testsfailed == failed:
+        checked.finish()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the property ``figures`` of tests; with ``--write-messages``, write their messages.
+
+    Properties also arrive from parallel workers.
     """
+    recorded: dict[str, list[str]] = {}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name == "figures":
                 terminalreporter.write_line(f"{report.nodeid}: {value}")
+            elif name == golden_messages.PROPERTY:
+                recorded[report.nodeid] = value
+    written = terminalreporter.config.getoption("--write-messages", default=None)
+    if written is None:
+        return
+    if terminalreporter.getreports("failed") or terminalreporter.getreports("error"):
+        terminalreporter.write_line("tests failed, so the golden messages are not written")
+        return
+    content = golden_messages.merged(golden_messages.golden(), recorded)
+    Path(written).write_text(golden_messages.text_of(content), encoding="utf-8")

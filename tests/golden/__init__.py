@@ -1,4 +1,4 @@
 """Files with expected output.
 
-``python -m tests.golden`` rewrites those of rendering; read the difference before committing it.
+``python -m tests.golden`` rewrites those of rendering and the messages; review the difference.
 """
