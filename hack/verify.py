@@ -47,7 +47,7 @@ def _command(check: tuple[str, ...], write: tuple[str, ...], what: str) -> Calla
 CHECKS: dict[str, Callable[[bool], str]] = {
     "CRD": _text("triton_pipelines.api.crd", "crds/inferencepipelines.tritonpipelines.io.yaml"),
     "API reference": _text("triton_pipelines.api.reference", "docs/reference/api.md"),
-    "proof per field": _text("hack.proofs", "docs/reference/proofs.md"),
+    "field coverage": _text("hack.field_coverage", "docs/reference/field-coverage.md"),
     "Triton's ModelConfig, field by field": _text(
         "hack.modelconfig", "docs/reference/modelconfig.md"
     ),

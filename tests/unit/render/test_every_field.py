@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hack import proofs
+from hack import field_coverage
 from tests.corpus import good
 from tests.support.fields import fields, fields_of, owners
 from tests.support.golden import deployment_of, objects_of
@@ -58,7 +58,7 @@ EXCEPTED = [path for path in WRITTEN if any(fnmatchcase(path, pattern) for patte
 PLACES: dict[str, list[str]] = {}
 for _path in WRITTEN:
     if _path not in STEERING and _path not in EXCEPTED:
-        PLACES.setdefault(f"{OWNERS[_path]} ({proofs.ladder(_path)[0]})", []).append(_path)
+        PLACES.setdefault(f"{OWNERS[_path]} ({field_coverage.ladder(_path)[0]})", []).append(_path)
 
 
 def _places(value: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -152,7 +152,7 @@ def _made_of(number: int) -> tuple[str, str]:
 
 
 def _has_effect(path: str) -> bool:
-    part = 0 if proofs.ladder(path) == proofs.IN_TRITON else 1
+    part = 0 if field_coverage.ladder(path) == field_coverage.IN_TRITON else 1
     for number, sample in enumerate(SAMPLES):
         if path not in FIELDS[number]:
             continue

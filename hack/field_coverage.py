@@ -1,7 +1,7 @@
 """Print which test covers which field of the resource, and at which level.
 
-``python -m hack.proofs`` prints docs/reference/proofs.md. Marks on tests claim the coverage. They
-are read from the source text, so that no test has to run for the table:
+``python -m hack.field_coverage`` prints docs/reference/field-coverage.md. Marks on tests claim the
+coverage. They are read from the source text, so that no test has to run for the table:
 
 - ``@pytest.mark.proves(path, level)`` on a test, on its class, on a parameter, or as ``pytestmark``
   of a file. ``*`` in a path matches any part of it (``spec.*.warmup.mode``), and a path to an
@@ -14,7 +14,7 @@ The levels of a field that ends up in Triton's configuration are ``parsed`` (by 
 other field are ``accepted`` (by a real API server) → ``applied`` (seen in a generated object or
 file) → ``behaviour``. A type can be used in several places (a source, a batcher). The place with
 the highest level counts, but every place must reach the first level. A field below the second level
-needs a reason in hack/proofs-reasons.yaml.
+needs a reason in hack/field-coverage-reasons.yaml.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.fields import fields, fields_of, owners, resources_in
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_FOLDERS = ("tests", "e2e")
-REASONS = ROOT / "hack" / "proofs-reasons.yaml"
+REASONS = ROOT / "hack" / "field-coverage-reasons.yaml"
 IN_TRITON = ("parsed", "loaded", "behaviour")
 ELSEWHERE = ("accepted", "applied", "behaviour")
 ENOUGH = 1
@@ -73,7 +73,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Proof:
+class FieldCoverage:
     """The coverage of one field.
 
     Attributes:
@@ -180,9 +180,9 @@ def all_claims(root: Path = ROOT) -> list[Claim]:
     return [claim for file in files for claim in claims_of(file, root)]
 
 
-def prove(  # noqa: C901
+def match_claims(  # noqa: C901
     names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[str, str], root: Path = ROOT
-) -> tuple[list[Proof], list[str]]:
+) -> tuple[list[FieldCoverage], list[str]]:
     """Return the coverage of each field, and the errors in claims and reasons.
 
     Args:
@@ -227,7 +227,7 @@ def prove(  # noqa: C901
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for path, name in names.items():
         groups.setdefault((name, ladder(path)), []).append(path)
-    proofs, used = [], set()
+    covered, used = [], set()
     for (name, levels), places in groups.items():
         level = next(
             (level for level in reversed(levels) if any(level in reached[path] for path in places)),
@@ -248,22 +248,24 @@ def prove(  # noqa: C901
             None,
         )
         if not unseen and level is not None and levels.index(level) >= ENOUGH:
-            proofs.append(Proof(name, tuple(places), level, tuple(tests)))
+            covered.append(FieldCoverage(name, tuple(places), level, tuple(tests)))
             continue
         if pattern is None:
             missing = f"{levels[0]} at {', '.join(unseen)}" if unseen else levels[ENOUGH]
             wrong.append(
-                f"{name}: no test shows it {missing}; mark one (see hack/proofs.py), or say "
-                f"why not in {REASONS.name}"
+                f"{name}: no test shows it {missing}; mark one (see hack/field_coverage.py), or "
+                f"say why not in {REASONS.name}"
             )
         used.add(pattern)
-        proofs.append(Proof(name, tuple(places), level, tuple(tests), reasons.get(pattern or "")))
+        covered.append(
+            FieldCoverage(name, tuple(places), level, tuple(tests), reasons.get(pattern or ""))
+        )
     wrong += [
         f"{REASONS.name}: nothing needs the reason for {pattern} any more"
         for pattern in reasons
         if pattern not in used
     ]
-    return proofs, wrong
+    return covered, wrong
 
 
 def _below(path: str, pattern: str) -> bool:
@@ -290,10 +292,10 @@ def reasons_of(file: Path = REASONS) -> dict[str, str]:
 
 
 @functools.cache
-def current() -> tuple[list[Proof], list[str]]:
+def current() -> tuple[list[FieldCoverage], list[str]]:
     """The state of this checkout."""
     owner = owners()
-    return prove({path: owner[path] for path in fields()}, all_claims(), reasons_of())
+    return match_claims({path: owner[path] for path in fields()}, all_claims(), reasons_of())
 
 
 def _link(test: str) -> str:
@@ -301,15 +303,15 @@ def _link(test: str) -> str:
     return f"[{name.replace('::', '.') or Path(file).name}](../../{file})"
 
 
-def _shown(proof: Proof, most: int = 2) -> str:
-    more = f" and {len(proof.tests) - most} more" if len(proof.tests) > most else ""
-    links = ", ".join(_link(test) for test in proof.tests[:most]) + more
-    return "; ".join(part for part in (links, proof.reason) if part)
+def _shown(field: FieldCoverage, most: int = 2) -> str:
+    more = f" and {len(field.tests) - most} more" if len(field.tests) > most else ""
+    links = ", ".join(_link(test) for test in field.tests[:most]) + more
+    return "; ".join(part for part in (links, field.reason) if part)
 
 
-def _places(proof: Proof) -> str:
-    more = f" and {len(proof.places) - 1} more" if len(proof.places) > 1 else ""
-    return f"`{min(proof.places, key=_rank)}`{more}"
+def _places(field: FieldCoverage) -> str:
+    more = f" and {len(field.places) - 1} more" if len(field.places) > 1 else ""
+    return f"`{min(field.places, key=_rank)}`{more}"
 
 
 def _rank(path: str) -> tuple[int, int]:
@@ -317,14 +319,14 @@ def _rank(path: str) -> tuple[int, int]:
     return (not path.startswith("spec.model."), len(path))
 
 
-def render(proofs: Sequence[Proof]) -> str:
+def render(covered: Sequence[FieldCoverage]) -> str:
     """The table as Markdown."""
     lines = [
         (
-            "<!-- Generated by `python -m hack.proofs` from the CRD and the marks of the tests. "
-            "Do not edit. -->"
+            "<!-- Generated by `python -m hack.field_coverage` from the CRD and the marks of the "
+            "tests. Do not edit. -->"
         ),
-        "# A proof per field",
+        "# Field coverage",
         "",
         (
             "What the tests show of each field of `spec`. A field that ends in Triton's "
@@ -347,15 +349,15 @@ def render(proofs: Sequence[Proof]) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name, levels in (("in Triton's configuration", IN_TRITON), ("elsewhere", ELSEWHERE)):
-        group = [proof for proof in proofs if proof.levels == levels]
-        counts = [sum(proof.level == level for proof in group) for level in (*levels, None)]
+        group = [field for field in covered if field.levels == levels]
+        counts = [sum(field.level == level for field in group) for level in (*levels, None)]
         lines.append(
             f"| {name}: {len(group)} ({', '.join(levels)}) | {' | '.join(map(str, counts))} |"
         )
     section = ""
-    for proof in sorted(proofs, key=_section):  # a stable sort: the reference's order stays
-        if _section(proof) != section:
-            section = _section(proof)
+    for field in sorted(covered, key=_section):  # a stable sort: the reference's order stays
+        if _section(field) != section:
+            section = _section(field)
             lines += [
                 "",
                 f"## {section}",
@@ -364,20 +366,20 @@ def render(proofs: Sequence[Proof]) -> str:
                 "| --- | --- | --- | --- |",
             ]
         lines.append(
-            f"| `{proof.name.partition('.')[2]}` | {_places(proof)} | "
-            f"{proof.level or 'none'} | {_shown(proof)} |"
+            f"| `{field.name.partition('.')[2]}` | {_places(field)} | "
+            f"{field.level or 'none'} | {_shown(field)} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _section(proof: Proof) -> str:
-    return proof.name.partition(".")[0]
+def _section(field: FieldCoverage) -> str:
+    return field.name.partition(".")[0]
 
 
 def main() -> None:
     """Print the table, and on stderr what is wrong; the unit tests fail on that."""
-    proofs, wrong = current()
-    sys.stdout.write(render(proofs))
+    covered, wrong = current()
+    sys.stdout.write(render(covered))
     for line in wrong:
         print(line, file=sys.stderr)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hack import proofs
+from hack import field_coverage
 from tests.support.fields import fields, fields_of, owners
 from triton_pipelines.api import crd, structural_schema
 
-PAGE = proofs.ROOT / "docs" / "reference" / "proofs.md"
+PAGE = field_coverage.ROOT / "docs" / "reference" / "field-coverage.md"
 NAMES = {
     "spec.model.maxBatchSize": "StepFields.maxBatchSize",
     "spec.steps[].maxBatchSize": "StepFields.maxBatchSize",
@@ -43,13 +43,13 @@ def test_marks_are_read_from_the_source(tmp_path: Path) -> None:
     file = tmp_path / "tests" / "test_x.py"
     file.parent.mkdir()
     file.write_text(MODULE, encoding="utf-8")
-    assert proofs.all_claims(tmp_path) == [
-        proofs.Claim("tests/test_x.py", "good", "accepted", files=True),
-        proofs.Claim("tests/test_x.py::test_a", "spec.a", "behaviour"),
-        proofs.Claim("tests/test_x.py::test_a", "spec.a2", "parsed"),
-        proofs.Claim("tests/test_x.py::test_b", "spec.b", "loaded"),
-        proofs.Claim("tests/test_x.py::TestC", "spec.c", "applied"),
-        proofs.Claim("tests/test_x.py::TestC::test_d", "spec.d", "applied"),
+    assert field_coverage.all_claims(tmp_path) == [
+        field_coverage.Claim("tests/test_x.py", "good", "accepted", files=True),
+        field_coverage.Claim("tests/test_x.py::test_a", "spec.a", "behaviour"),
+        field_coverage.Claim("tests/test_x.py::test_a", "spec.a2", "parsed"),
+        field_coverage.Claim("tests/test_x.py::test_b", "spec.b", "loaded"),
+        field_coverage.Claim("tests/test_x.py::TestC", "spec.c", "applied"),
+        field_coverage.Claim("tests/test_x.py::TestC::test_d", "spec.d", "applied"),
     ]
 
 
@@ -61,11 +61,11 @@ def test_a_mark_that_cannot_be_read_is_an_error(tmp_path: Path, mark: str) -> No
     file = tmp_path / "test_x.py"
     file.write_text(f"import pytest\n@pytest.mark.{mark}\ndef test_x(): ...\n", encoding="utf-8")
     with pytest.raises(ValueError, match="two plain texts"):
-        list(proofs.claims_of(file, tmp_path))
+        list(field_coverage.claims_of(file, tmp_path))
 
 
-def _claim(target: str, level: str, *, files: bool = False) -> proofs.Claim:
-    return proofs.Claim("tests/test_x.py::test_x", target, level, files)
+def _claim(target: str, level: str, *, files: bool = False) -> field_coverage.Claim:
+    return field_coverage.Claim("tests/test_x.py::test_x", target, level, files)
 
 
 ENOUGH = [
@@ -76,13 +76,13 @@ ENOUGH = [
 
 
 def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
-    found, wrong = proofs.prove(NAMES, ENOUGH, {})
+    found, wrong = field_coverage.match_claims(NAMES, ENOUGH, {})
     assert wrong == []
-    assert [(proof.name, proof.level, len(proof.places)) for proof in found] == [
+    assert [(field.name, field.level, len(field.places)) for field in found] == [
         ("StepFields.maxBatchSize", "loaded", 2),
         ("Spec.replicas", "applied", 1),
     ]
-    page = proofs.render(found)
+    page = field_coverage.render(found)
     assert (
         "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | "
         "[test_x](../../tests/test_x.py) |"
@@ -90,7 +90,7 @@ def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
 
 
 def test_a_way_stands_for_the_fields_below_it() -> None:
-    found, wrong = proofs.prove(
+    found, wrong = field_coverage.match_claims(
         NAMES, [_claim("spec.model", "loaded"), _claim("spec.steps", "parsed"), ENOUGH[2]], {}
     )
     assert wrong == []
@@ -141,18 +141,20 @@ def test_a_way_stands_for_the_fields_below_it() -> None:
     ],
 )
 def test_what_is_missing_or_needless_is_told(
-    claims: list[proofs.Claim], reasons: dict[str, str], told: str
+    claims: list[field_coverage.Claim], reasons: dict[str, str], told: str
 ) -> None:
-    _, wrong = proofs.prove(NAMES, claims, reasons)
+    _, wrong = field_coverage.match_claims(NAMES, claims, reasons)
     assert any(told in line for line in wrong), wrong
 
 
 def test_a_reason_stands_in_for_a_level_and_is_shown() -> None:
-    found, wrong = proofs.prove(
+    found, wrong = field_coverage.match_claims(
         NAMES, [ENOUGH[0], ENOUGH[2]], {"spec.*.maxBatchSize": "no GPU at hand"}
     )
     assert wrong == []
-    assert "| parsed | [test_x](../../tests/test_x.py); no GPU at hand |" in proofs.render(found)
+    assert "| parsed | [test_x](../../tests/test_x.py); no GPU at hand |" in field_coverage.render(
+        found
+    )
 
 
 def test_files_claim_the_fields_that_they_write(tmp_path: Path) -> None:
@@ -167,15 +169,22 @@ def test_files_claim_the_fields_that_they_write(tmp_path: Path) -> None:
         _claim("good", "accepted", files=True),
         ENOUGH[1],
     ]
-    found, wrong = proofs.prove(NAMES, claims, {"spec.replicas": "no cluster at hand"}, tmp_path)
+    found, wrong = field_coverage.match_claims(
+        NAMES, claims, {"spec.replicas": "no cluster at hand"}, tmp_path
+    )
     assert wrong == []
-    assert [proof.level for proof in found] == ["loaded", "accepted"]
-    spared = proofs.Claim("tests/test_x.py::test_x", "good", "applied", True, ("spec.replicas",))
-    assert proofs.prove(
+    assert [field.level for field in found] == ["loaded", "accepted"]
+    spared = field_coverage.Claim(
+        "tests/test_x.py::test_x", "good", "applied", True, ("spec.replicas",)
+    )
+    assert field_coverage.match_claims(
         NAMES, [*claims, spared], {"spec.replicas": "no cluster at hand"}, tmp_path
     ) == (found, [])
-    _, wrong = proofs.prove(
-        NAMES, [*claims, proofs.Claim("t", "good", "applied", True, ("spec.colour",))], {}, tmp_path
+    _, wrong = field_coverage.match_claims(
+        NAMES,
+        [*claims, field_coverage.Claim("t", "good", "applied", True, ("spec.colour",))],
+        {},
+        tmp_path,
     )
     assert wrong == ["t: spec.colour excepts nothing"]
 
@@ -214,17 +223,17 @@ def test_fields_are_what_takes_a_value() -> None:
     assert fields_of(document) == inputs | {"spec.model.parameters"}
 
 
-def test_no_field_of_this_checkout_lacks_a_proof() -> None:
-    _, wrong = proofs.current()
+def test_no_field_of_this_checkout_lacks_coverage() -> None:
+    _, wrong = field_coverage.current()
     assert wrong == []
 
 
 def test_the_page_is_current() -> None:
     """After a change: ``make golden``."""
-    assert PAGE.read_text(encoding="utf-8") == proofs.render(proofs.current()[0])
+    assert PAGE.read_text(encoding="utf-8") == field_coverage.render(field_coverage.current()[0])
 
 
 def test_every_test_that_is_linked_exists() -> None:
-    linked = {test.split("::")[0] for proof in proofs.current()[0] for test in proof.tests}
+    linked = {test.split("::")[0] for field in field_coverage.current()[0] for test in field.tests}
     assert linked
-    assert {file for file in linked if not (proofs.ROOT / file).is_file()} == set()
+    assert {file for file in linked if not (field_coverage.ROOT / file).is_file()} == set()
