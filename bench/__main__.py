@@ -6,6 +6,7 @@ import sys
 
 from bench import (
     bad_metrics,
+    baselines,
     collection,
     control_laws,
     direct_collection,
@@ -17,7 +18,6 @@ from bench import (
     padding_free,
     perf_analyzer,
     real_laws,
-    rivals,
     scale,
     stages,
     step_response,
@@ -30,7 +30,7 @@ BENCHMARKS = {
     **dict.fromkeys(
         ("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run
     ),
-    "S3": rivals.run,
+    "S3": baselines.run,
     "PA": perf_analyzer.run,
     "S4": stages.run,
     "S5": stages.run,

@@ -222,7 +222,7 @@ async def place(
     source: str | None,
     *,
     seed: int = 1,
-    rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
+    baseline: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
 ) -> AsyncIterator[Place]:
     """A workload, served.
 
@@ -231,7 +231,7 @@ async def place(
         source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay
             as they are made.
         seed: of the load's times.
-        rival: runs in place of the operator's loop, until it is cancelled.
+        baseline: runs in place of the operator's loop, until it is cancelled.
     """
     with tempfile.TemporaryDirectory(prefix="tritonpipe-bench-") as scratch:
         folder = Path(scratch)
@@ -278,7 +278,9 @@ async def place(
                 made.scaler = await _scaler(
                     stack, store, EffectiveSpec(UID, pipeline, graph, image), triton, source
                 )
-                running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
+                running = asyncio.create_task(
+                    made.scaler.run() if baseline is None else baseline(made)
+                )
                 stack.push_async_callback(_ended, running)
             requests = await asyncio.to_thread(workload.requests)
             made._load = stack.enter_context(

@@ -135,7 +135,7 @@ def _table(results: Results) -> str:
 
 
 def _against(
-    results: Results, names: Iterable[str], ours: str, rivals: Sequence[str], points: float
+    results: Results, names: Iterable[str], ours: str, baselines: Sequence[str], points: float
 ) -> dict[str, dict[str, Any]]:
     """Compare our law with the baselines, per trace.
 
@@ -146,17 +146,17 @@ def _against(
     for name in names:
         late = _late(results, name, ours)
         best = min(
-            (rival for rival in rivals if (name, rival) in results),
-            key=lambda rival: (_late(results, name, rival), _cost(results, name, rival)),
+            (baseline for baseline in baselines if (name, baseline) in results),
+            key=lambda baseline: (_late(results, name, baseline), _cost(results, name, baseline)),
         )
         fewest = _late(results, name, best)
         share = _of(results, name, ours, lambda m: m.mean) / CAP
         found[name] = {
             "violationsPercent": late,
             "cost": _cost(results, name, ours),
-            "bestRival": best,
-            "bestRivalViolationsPercent": fewest,
-            "bestRivalCost": _cost(results, name, best),
+            "bestBaseline": best,
+            "bestBaselineViolationsPercent": fewest,
+            "bestBaselineCost": _cost(results, name, best),
             "fewerViolations": late < fewest or late == fewest == 0.0,
             "noMoreInstances": _cost(results, name, ours) <= _cost(results, name, best),
             "shareOfFixedCap": round(share, 3),
@@ -224,7 +224,7 @@ def _write_c8(results: Results) -> None:
     save("C8-starved", Bars(title, shown, "starved GPU time (% of seconds)", 8.0))
     print(
         f"C8: managed {starved['managed']:.2f} %, read directly "
-        f"{starved['managed direct']:.2f} %; best rival {best} {starved[best]:.2f} %"
+        f"{starved['managed direct']:.2f} %; best baseline {best} {starved[best]:.2f} %"
     )
     write(
         "C8",
@@ -244,7 +244,7 @@ def _write_c8(results: Results) -> None:
                 name: {law: round(value, 3) for law, value in bars.items()}
                 for name, bars in shown.items()
             },
-            "bestRival": best,
+            "bestBaseline": best,
         },
     )
 

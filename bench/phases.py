@@ -31,13 +31,13 @@ async def play(
     workload: Workload,
     phases: Sequence[Phase],
     source: str,
-    rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
+    baseline: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
 ) -> Played:
     """Serve the workload, warm it up at the first rate, put the phases on it.
 
-    ``source`` and ``rival`` as for :func:`bench.closedloop.place`.
+    ``source`` and ``baseline`` as for :func:`bench.closedloop.place`.
     """
-    async with place(workload, source, rival=rival) as made:
+    async with place(workload, source, baseline=baseline) as made:
         await made.during(WARM_SECONDS, phases[0].rate)
         first, began = len(made.seconds), time.monotonic()
         for phase in phases:

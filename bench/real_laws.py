@@ -25,13 +25,13 @@ from bench.phases import play
 from bench.plots import Timeline, save
 from bench.responses import Phase, Response
 from bench.results import thresholds, write
+from bench.simulator.baselines import Kpa
 from bench.simulator.engine import LawInput, World
-from bench.simulator.rivals import Kpa
 from bench.simulator.station import StationSpec
 from e2e.load.bins import Second
 from e2e.load.workloads import Workload, cleaner
 
-MANAGED, RIVAL = "managed", "KPA-like"
+MANAGED, BASELINE = "managed", "KPA-like"
 CORES = 8.0
 MOST = 8
 TRACES: dict[str, Sequence[Phase]] = {
@@ -54,8 +54,8 @@ TRACES: dict[str, Sequence[Phase]] = {
 """Rates against the workload's low one."""
 
 
-async def rival(made: Place) -> None:
-    """The rival in place of the operator's loop."""
+async def baseline(made: Place) -> None:
+    """The baseline in place of the operator's loop."""
     step = made.workload.step
     law = Kpa(
         World(
@@ -83,15 +83,16 @@ def run() -> None:
     for trace in TRACES:
         phases = [Phase(phase.seconds, phase.rate * workload.low) for phase in TRACES[trace]]
         curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]] = {}
-        for law in (MANAGED, RIVAL):
+        for law in (MANAGED, BASELINE):
             played = asyncio.run(
-                play(workload, phases, PROMETHEUS, None if law == MANAGED else rival)
+                play(workload, phases, PROMETHEUS, None if law == MANAGED else baseline)
             )
             found[trace, law], curves[law] = played.response, (played.seconds, played.p99)
             print(f"{trace}, {law}: {_detail(found[trace, law])}", flush=True)
         _plot(workload, trace, phases, curves)
     better = {
-        trace: found[trace, MANAGED].violations < found[trace, RIVAL].violations for trace in TRACES
+        trace: found[trace, MANAGED].violations < found[trace, BASELINE].violations
+        for trace in TRACES
     }
     path = write(
         "C5-real",
@@ -110,7 +111,8 @@ def run() -> None:
             "baseline control law: reimplemented from its sources",
         ],
         detail={
-            trace: {law: _detail(found[trace, law]) for law in (MANAGED, RIVAL)} for trace in TRACES
+            trace: {law: _detail(found[trace, law]) for law in (MANAGED, BASELINE)}
+            for trace in TRACES
         },
     )
     print(f"C5-real: {'met' if all(better.values()) else 'missed'}; {path.name} written")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bench.simulator import traces
+from bench.simulator.baselines import BusyHpa, CpuHpa, Fixed, Kpa, QueueRatio
 from bench.simulator.engine import Controller, Incident, Record, Run, World
 from bench.simulator.managed import Managed
 from bench.simulator.measures import Measures, measure
-from bench.simulator.rivals import BusyHpa, CpuHpa, Fixed, Kpa, QueueRatio
 from bench.simulator.station import StationSpec
 from triton_pipelines.autoscaling.types import ControlLaw
 

@@ -63,8 +63,8 @@ def test_no_later_than_a_busy_hpa_and_calmer_than_knative(name: str) -> None:
 @pytest.mark.parametrize("name", ["pareto", "double"])
 def test_on_traces_that_no_constant_was_chosen_on(name: str) -> None:
     ours = play(SCENARIOS[name], "managed", 3)[1]
-    for rival in ("busy HPA", "KPA-like"):
-        assert ours.violations <= play(SCENARIOS[name], rival, 3)[1].violations
+    for baseline in ("busy HPA", "KPA-like"):
+        assert ours.violations <= play(SCENARIOS[name], baseline, 3)[1].violations
 
 
 @pytest.mark.parametrize("rate", [60.0, 200.0, 350.0, 480.0, 810.0])

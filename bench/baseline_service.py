@@ -1,6 +1,6 @@
 """Serve the architectures that S3 compares with: a separate tokenizer service before Triton.
 
-``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER [masked]`` serves
+``python -m bench.baseline_service batched|plain GRPC HTTP MODEL TOKENIZER [masked]`` serves
 ``POST /`` with ``{"text": "…"}`` on a free port of loopback, prints the port, and answers
 ``{"logits": […]}``. With *masked*, the model gets an ``attention_mask`` too.
 

@@ -55,7 +55,7 @@ from triton_pipelines.triton.local_server import LocalTriton
 
 RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
 CLIENTS = 64
-MODEL, INNER = "rivals", "model"
+MODEL, INNER = "baselines", "model"
 """The ensemble, and its model step, which the services ask."""
 CURVE = (8, 16, 32)
 """Further numbers of clients for the plot, a run each."""
@@ -125,9 +125,9 @@ def document() -> dict[str, Any]:
 def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
     """What is asked, by its name; each answers the same to the same texts, or this raises."""
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-rivals-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-baselines-")))
         files = _real_files(folder / "files") if real_step.is_real() else tree.build()
-        file = folder / "rivals.yaml"
+        file = folder / "baselines.yaml"
         file.write_text(yaml.safe_dump(document(), sort_keys=False), encoding="utf-8")
         rules = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(files))
         if real_step.is_real():
@@ -144,9 +144,9 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
                 [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent],
             )
         }
-        for rival in wanted:
+        for baseline in wanted:
             words = (
-                KINDS[rival],
+                KINDS[baseline],
                 server.grpc_address,
                 server.http_url,
                 INNER,
@@ -155,8 +155,8 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
             )
             port = stack.enter_context(service(*words))
             bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
-            found[rival] = LoadTarget(
-                f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies
+            found[baseline] = LoadTarget(
+                f"http://127.0.0.1:{port}", baseline, (), path="/", bodies=bodies
             )
         refuse_different(found, [text.decode() for text in sent[:16]])
         yield found
@@ -204,13 +204,13 @@ def _placed(step: Step) -> Step:
 
 @contextlib.contextmanager
 def service(*words: str) -> Iterator[int]:
-    """A rival in a process of its own; its port."""
+    """A baseline in a process of its own; its port."""
     environment = {
         **os.environ,
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": os.pathsep.join((str(FOLDER.parent), str(FOLDER.parent / "operator"))),
     }
-    command = [sys.executable, "-m", "bench.rival_service", *words]
+    command = [sys.executable, "-m", "bench.baseline_service", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=FOLDER.parent, env=environment
     ) as process:
@@ -335,17 +335,17 @@ def run() -> None:
             f" {statistics.median(results[name].costs) * 1e6:.0f} µs of CPU a request"
         )
     ratios = {
-        rival: [
+        baseline: [
             a.requests_per_s / b.requests_per_s
-            for a, b in zip(loads[OURS].runs, loads[rival].runs, strict=True)
+            for a, b in zip(loads[OURS].runs, loads[baseline].runs, strict=True)
         ]
-        for rival in KINDS
+        for baseline in KINDS
     }
     p99 = {name: item.median("p99_s") for name, item in loads.items()}
     wanted = {WELL: 1.5, PLAINLY: 3.0}
     met = all(
-        statistics.median(ratios[rival]) >= least and p99[OURS] <= p99[rival]
-        for rival, least in wanted.items()
+        statistics.median(ratios[baseline]) >= least and p99[OURS] <= p99[baseline]
+        for baseline, least in wanted.items()
     )
     path = write(
         f"S3{real_step.suffix()}",

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from bench.rivals import OURS, PLAINLY, WELL, measured, refuse_different, targets
+from bench.baselines import OURS, PLAINLY, WELL, measured, refuse_different, targets
 from triton_pipelines.tools.loadgen import LoadTarget
 
 pytestmark = pytest.mark.integration
