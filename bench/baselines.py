@@ -33,7 +33,7 @@ from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
 from tests.support.nullbackend import NAME, distribution
-from tests.support.standins import on_stand_ins
+from tests.support.simulated_backends import on_simulated_backends
 from tests.support.triton import triton_server
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.cli.local_pipeline import prepare_model_repository
@@ -134,7 +134,9 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
             server = stack.enter_context(_real_server(file, rules, folder / "served"))
         else:
             server, _ = stack.enter_context(
-                on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served")
+                on_simulated_backends(
+                    file, distribution(folder / "backends"), rules, folder / "served"
+                )
             )
         sent = [text.encode() for text in generate_texts(LENGTHS.sample(TEXTS))]
         found = {

@@ -2,9 +2,9 @@
 
 The plain ensemble pads each request by itself. 64 clients run in a closed loop. Every round puts
 the same load on each ensemble, in a different order, and ratios are taken within a round. The step
-is the simulated GPU of :mod:`bench.standin_gpu`. In addition, the sample's real model runs on CPU,
-where padding costs more than another run. With ``STEP=gpu`` the step is a real one on an NVIDIA GPU
-(:mod:`bench.real_step`), and the results have ids of their own.
+is the simulated GPU of :mod:`bench.simulated_gpu`. In addition, the sample's real model runs on
+CPU, where padding costs more than another run. With ``STEP=gpu`` the step is a real one on an
+NVIDIA GPU (:mod:`bench.real_step`), and the results have ids of their own.
 """
 
 from __future__ import annotations

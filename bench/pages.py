@@ -28,7 +28,7 @@ from bench.results import FOLDER, thresholds
 ROOT = FOLDER.parent
 PAGES = ROOT / "docs" / "benchmarks"
 RESULTS = FOLDER / "results"
-REMARKS = FOLDER / "remarks.json"
+MISSED_GOALS = FOLDER / "missed_goals.json"
 _BLOCK = re.compile(r"(<!-- ([a-z-]+): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Result = Mapping[str, Any]
@@ -52,7 +52,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def results(identities: Sequence[str]) -> str:
     """Return goals and values as a table and, below it, why goals were missed."""
-    goals, remarks = thresholds(), json.loads(REMARKS.read_text(encoding="utf-8"))
+    goals, reasons = thresholds(), json.loads(MISSED_GOALS.read_text(encoding="utf-8"))
     rows, missed = [], []
     for identity in identities:
         if identity not in goals:
@@ -74,7 +74,7 @@ def results(identities: Sequence[str]) -> str:
         )
         if not found["met"]:
             missed.append(
-                _wrapped(f"- {identity}: {remarks.get(identity, 'The reason is not known yet.')}")
+                _wrapped(f"- {identity}: {reasons.get(identity, 'The reason is not known yet.')}")
             )
     text = table(
         ("ID", "What is measured", "Goal", "Result: median (min to max)", "Goal met?"), rows

@@ -202,7 +202,10 @@ def _code(variant: Variant, files: _Files) -> dict[str, str | bytes]:
     if variant.mode == PACKED_GPU:
         code = Path(__file__).with_name("packed_gpu.py").read_text()
         return {"model.py": code, WEIGHTS: real_step.safetensors()}
-    return {"model.py": Path(__file__).with_name("standin_gpu.py").read_text(), "runner.py": runner}
+    return {
+        "model.py": Path(__file__).with_name("simulated_gpu.py").read_text(),
+        "runner.py": runner,
+    }
 
 
 def measured(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadResult:

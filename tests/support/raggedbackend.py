@@ -36,7 +36,7 @@ def session(model: Any) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(what, options, providers=["CPUExecutionProvider"])
 
 
-class StandInBackend:
+class SimulatedBackend:
     """One model instance."""
 
     def __init__(self, model: Any, config: Any, open_model: Callable[[Any], Any] = session) -> None:

@@ -12,7 +12,7 @@ import tritonclient.http
 from tests.support import nullbackend
 from tests.support.samples import Client, column
 from tests.support.serving import sample_sources, served
-from tests.support.standins import on_stand_ins
+from tests.support.simulated_backends import on_simulated_backends
 from tests.unit.docs import markdown
 from triton_pipelines.loader.uris import SourceMap
 
@@ -50,7 +50,7 @@ def test_the_tokenizer(tmp_path: Path) -> None:
     sources = SourceMap.parse([f"s3://models/characters/={(tmp_path / 'source').as_uri()}/"])
     file = resource("characters", tmp_path)
     texts = column("abcx", "", "c" * 200)
-    with on_stand_ins(
+    with on_simulated_backends(
         file, nullbackend.distribution(tmp_path / "backends"), sources, tmp_path / "pod"
     ) as (_, client):
         text = tritonclient.http.InferInput("TEXT", list(texts.shape), "BYTES")

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.test_models import model
 from tests.support import builders, tinymodel
-from tests.support.raggedbackend import StandInBackend, config_of
+from tests.support.raggedbackend import SimulatedBackend, config_of
 from tests.support.raggedgraphs import Encoder, Head, make
 from triton_pipelines.api.loadplan import (
     LoadReason,
@@ -71,7 +71,7 @@ def test_a_file_is_checked_as_it_came_and_adapted(pod: Pod, claim: Path) -> None
         "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; batched "
         "rows have the same outputs as single rows" in pod.output
     )
-    StandInBackend(pod.models / "model/1/model.onnx", config_of(*ENCODER.declared))
+    SimulatedBackend(pod.models / "model/1/model.onnx", config_of(*ENCODER.declared))
     # What is reported is the source's: pods whose loaders adapt otherwise still serve the same
     # model.
     first = report.sources
@@ -205,7 +205,7 @@ def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:
     code, report = pod.load()
     assert code == 0, report
     config = parse((pod.models / "model/config.pbtxt").read_text())
-    backend = StandInBackend(pod.models / "model/1/model.onnx", config)
+    backend = SimulatedBackend(pod.models / "model/1/model.onnx", config)
     tokenizer = tinymodel.tokenizer(baked_in=False)
     texts = [
         "the quick fox jumps over the old dog",

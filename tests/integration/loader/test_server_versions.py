@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
 from tests.support.raggedpoison import POISON, Row, without_tokens
 from tests.support.serverort import VERSIONS, ServerError, ServerOnnxRuntime
@@ -92,7 +92,7 @@ def test_files_with_symbolic_output_axes_are_served(
 ) -> None:
     for encoder, file in adapted.items():
         # Refuses what the backend refuses: an output that is not inferred as declared.
-        backend = StandInBackend(file, config_of(*encoder.declared), server.session)
+        backend = SimulatedBackend(file, config_of(*encoder.declared), server.session)
         random = np.random.default_rng(encoder.seed)
         rows = [encoder.row(random, length) for length in (3, 19, 1, 7)]
         alone = session(make(encoder))
@@ -111,7 +111,7 @@ def test_good_rows_are_answered_beside_malformed_ones(
 ) -> None:
     """Batches of good and malformed requests at random, in every layout."""
     for encoder in LAYOUTS:
-        backend = StandInBackend(adapted[encoder], config_of(*encoder.declared), server.session)
+        backend = SimulatedBackend(adapted[encoder], config_of(*encoder.declared), server.session)
         alone = server.session(make(encoder))
         for seed in range(BATCHES):
             random = np.random.default_rng([seed, encoder.seed])
@@ -142,7 +142,7 @@ def test_one_long_row_takes_memory_for_its_own_tokens_only(
 ) -> None:
     """A matrix of all rows and the longest would take 2.6 GiB here."""
     encoder = LAYOUTS[0]
-    backend = StandInBackend(adapted[encoder], config_of(*encoder.declared), server.session)
+    backend = SimulatedBackend(adapted[encoder], config_of(*encoder.declared), server.session)
     random = np.random.default_rng(0)
     rows = [encoder.row(random, 5) for _ in range(63)]
     expected = backend.execute(rows)

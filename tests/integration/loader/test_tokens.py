@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.integration.loader.conftest import Pod
 from tests.support import builders, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
-from tests.support.raggedbackend import StandInBackend
+from tests.support.raggedbackend import SimulatedBackend
 from triton_pipelines.api.loadplan import LoadReason
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.render.model_config import parse
@@ -183,7 +183,7 @@ def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound
     plan(pod)
     assert pod.load()[0] == 0, pod.output
     assert f"rows are accepted with input_ids below {known}" in pod.output
-    backend = StandInBackend(
+    backend = SimulatedBackend(
         pod.models / "model/1/model.onnx", parse((pod.models / "model/config.pbtxt").read_text())
     )
     rows = [np.array([ids], np.int64) for ids in ([5, 6, 7], [5, known], [9])]

@@ -19,7 +19,7 @@ import pytest
 from e2e.models import tree
 from tests.integration.models.test_full_model import cases
 from tests.support.differential import Repository, running
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.graph import Tensor
@@ -39,7 +39,7 @@ class Real:
 
     def adapt(
         self, file: Path, limit: str = "input_ids below 30522, at most 512 tokens"
-    ) -> StandInBackend:
+    ) -> SimulatedBackend:
         per_token = (self.output.name,) if self.output.variable else ()
         inputs = tuple(PlanRaggedInput(name=tensor.name) for tensor in INPUTS)
         done = adapt_file(
@@ -50,7 +50,7 @@ class Real:
         )
         assert isinstance(done, AdaptedFile), str(done)
         assert limit in str(done)
-        return StandInBackend(file, config_of(INPUTS, [self.output]))
+        return SimulatedBackend(file, config_of(INPUTS, [self.output]))
 
 
 SENTIMENT = Real(tree.SENTIMENT_MODEL, Tensor("logits", DataType.FP32, (2,)))

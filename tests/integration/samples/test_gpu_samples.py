@@ -25,7 +25,7 @@ from e2e.models import tree
 from tests.support import nullbackend
 from tests.support.samples import column
 from tests.support.serving import SAMPLES
-from tests.support.standins import on_stand_ins
+from tests.support.simulated_backends import on_simulated_backends
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.triton.distribution import Distribution
 from triton_pipelines.triton.local_server import LocalTriton
@@ -63,7 +63,7 @@ def loaded(
     name: str, distribution: Distribution, sources: SourceMap, folder: Path
 ) -> contextlib.AbstractContextManager[tuple[LocalTriton, Client]]:
     """A sample on that server."""
-    return on_stand_ins(SAMPLES / f"{name}.yaml", distribution, sources, folder)
+    return on_simulated_backends(SAMPLES / f"{name}.yaml", distribution, sources, folder)
 
 
 def infer(client: Client, model: str) -> Any:

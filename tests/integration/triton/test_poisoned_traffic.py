@@ -16,7 +16,7 @@ import pytest
 from tests.integration.triton.test_pipeline import TOLERANCE, check
 from tests.support import pipelines, tinymodel
 from tests.support.python_backend import texts
-from tests.support.raggedstandin import write_ragged_pipeline
+from tests.support.simulated_ragged import write_ragged_pipeline
 from tests.support.triton import triton_server
 from triton_pipelines.loader.ragged.input_padding import GUARD
 from triton_pipelines.triton.client import TritonClient

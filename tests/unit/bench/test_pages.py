@@ -39,7 +39,7 @@ def test_what_is_missed_is_said_with_its_reason(folder: Path) -> None:
     write(folder)
     text = pages.results(["C1", "C2"])
     assert "| 9 (7 to never) s | **missed** |" in text
-    assert f"- C1: {json.loads(pages.REMARKS.read_text())['C1']}" in " ".join(text.split())
+    assert f"- C1: {json.loads(pages.MISSED_GOALS.read_text())['C1']}" in " ".join(text.split())
     assert "| not measured yet |  |" in text
 
 
@@ -50,7 +50,7 @@ def test_what_is_met_needs_no_reason(folder: Path) -> None:
 
 def test_every_goal_that_may_be_missed_has_a_reason_at_hand() -> None:
     assert {"C1", "C2", "C3", "C4", "C5", "C6", "C8"} <= json.loads(
-        pages.REMARKS.read_text()
+        pages.MISSED_GOALS.read_text()
     ).keys()
 
 

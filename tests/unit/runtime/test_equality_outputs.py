@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.support import pipelines, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, WIDTH, Encoder, Head, Places, make
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 from triton_pipelines.loader.ragged.graph_adapter import adapt
@@ -84,7 +84,7 @@ class Case:
         )
         found = check_eligibility(stock, self.encoder.plan(max_length=pipelines.MAX_LENGTH))
         assert isinstance(found, Adaptable), str(found)
-        ragged = StandInBackend(adapt(stock, found), config_of(*declared))
+        ragged = SimulatedBackend(adapt(stock, found), config_of(*declared))
         self.models: Mapping[str, Model] = {
             "runner": lambda feeds: executed(runner, feeds),
             "stock": self.equal_shapes,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 from triton_pipelines.loader.ragged.graph_adapter import adapt
@@ -21,11 +21,11 @@ from triton_pipelines.loader.ragged.opset_upgrade import upgraded
 TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 2e-2}
 
 
-def adapted(encoder: Encoder, **plan: Any) -> StandInBackend:
+def adapted(encoder: Encoder, **plan: Any) -> SimulatedBackend:
     model = upgraded(make(encoder))
     found = check_eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
-    return StandInBackend(adapt(model, found), config_of(*encoder.declared))
+    return SimulatedBackend(adapt(model, found), config_of(*encoder.declared))
 
 
 def same(expected: np.ndarray, answer: np.ndarray) -> None:
@@ -109,6 +109,6 @@ def test_padding_of_another_value_changes_nothing() -> None:
     model = make(encoder)
     found = check_eligibility(model, other)
     assert isinstance(found, Adaptable)
-    answers = StandInBackend(adapt(model, found), config_of(*encoder.declared)).execute(rows)
+    answers = SimulatedBackend(adapt(model, found), config_of(*encoder.declared)).execute(rows)
     for answer, wanted in zip(answers, adapted(encoder).execute(rows), strict=True):
         same(wanted["logits"], answer["logits"])

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.graph import Tensor
@@ -67,7 +67,7 @@ def test_exported_graphs(
         request(names, random.integers(2, VOCABULARY, (1, length))) for length in (3, 30, 1, 17, 8)
     ]
     broken = [request(names, np.full((1, 90), 5)), request(names, np.array([[5, VOCABULARY, 6]]))]
-    backend = StandInBackend(
+    backend = SimulatedBackend(
         file, config_of([Tensor(name, DataType.INT64, (-1,)) for name in names], outputs)
     )
     answers = backend.execute([*rows[:2], *broken, *rows[2:]])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import (
     POSITIONS,
     VOCABULARY,
@@ -65,7 +65,7 @@ def answers(file: Path, encoder: Encoder = ENCODER) -> None:
     random, alone = np.random.default_rng(0), session(make(encoder))
     rows = [encoder.row(random, length) for length in (3, 11, 1)]
     for row, answer in zip(
-        rows, StandInBackend(file, config_of(*encoder.declared)).execute(rows), strict=True
+        rows, SimulatedBackend(file, config_of(*encoder.declared)).execute(rows), strict=True
     ):
         for head in encoder.heads:
             np.testing.assert_allclose(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import (
     CLASSES,
     POSITIONS,
@@ -32,11 +32,11 @@ ENCODER = Encoder(types=True, heads=tuple(Head))
 GOOD = (5, 1, 12)
 
 
-def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
+def adapted(encoder: Encoder = ENCODER, **plan: Any) -> SimulatedBackend:
     model = make(encoder)
     found = check_eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
-    return StandInBackend(adapt(model, found), config_of(*encoder.declared))
+    return SimulatedBackend(adapt(model, found), config_of(*encoder.declared))
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from tests.support import oddgraphs
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import (
     POSITIONS,
     TYPES,
@@ -144,7 +144,7 @@ def answers(file: Path, stock: Any, encoder: Encoder = ENCODER) -> None:
     rows = [encoder.row(random, length) for length in (4, 11, 1, 7)]
     wrong = encoder.row(random, 5)
     wrong["input_ids"][0, 2] = VOCABULARY
-    given = StandInBackend(file, config_of(*encoder.declared)).execute([*rows, wrong])
+    given = SimulatedBackend(file, config_of(*encoder.declared)).execute([*rows, wrong])
     for head in encoder.heads:
         assert np.isnan(given[-1][head.value]).all()
         for row, answer in zip(rows, given, strict=False):

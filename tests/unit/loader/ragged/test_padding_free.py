@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.support import oddgraphs, raggedgraphs
-from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import Encoder, Head, Places
 from tests.support.randomencoders import (
     HEADS,
@@ -89,7 +89,7 @@ def compare(structure: Structure, lengths: list[int], cuts: int = 0) -> PaddingF
     too_long = row(random, POSITIONS + 9)
     unknown = {**row(random, 4), "input_ids": np.array([[5, VOCABULARY, 6, 7]])}
     adapted, form = without_padding(structure, cuts)
-    backend = StandInBackend(adapted, config_of(*structure.declared))
+    backend = SimulatedBackend(adapted, config_of(*structure.declared))
     answers = backend.execute([*rows[:1], too_long, unknown, *rows[1:]])
     for marked in (answers.pop(1), answers.pop(1)):
         assert np.isnan(marked["logits"]).all()
@@ -138,7 +138,7 @@ def test_layouts_of_exporters_are_answered_as_alone(
     assert isinstance(form, PaddingFree) or encoder.per_token == ()
     cut = replace(form, cuts=cuts) if isinstance(form, PaddingFree) else None
     adapted = adapt(raggedgraphs.make(encoder), found, cut)
-    backend = StandInBackend(adapted, config_of(*encoder.declared))
+    backend = SimulatedBackend(adapted, config_of(*encoder.declared))
     random, alone = np.random.default_rng(encoder.seed), session(raggedgraphs.make(encoder))
     sent = []
     for count, length in batch:

@@ -23,7 +23,7 @@ from triton_pipelines.triton.local_server import LocalTriton
 
 
 @contextlib.contextmanager
-def on_stand_ins(
+def on_simulated_backends(
     file: Path, distribution: Distribution, sources: SourceMap, folder: Path
 ) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
     """Serve the resource of a file on that server.

@@ -5,7 +5,7 @@ The pipeline is that of :mod:`tests.support.pipelines`.
 No package contains Triton's ONNX Runtime backend, so a python model replaces it, and nothing else
 is replaced. Triton itself accepts the requests, checks them against the config, and forms the
 ragged batches. The replacement feeds a batch to ONNX Runtime as the backend was measured to
-(:class:`tests.support.raggedbackend.StandInBackend`), including its faults: one error fails the
+(:class:`tests.support.raggedbackend.SimulatedBackend`), including its faults: one error fails the
 whole batch, and nothing is copied after an empty input.
 """
 
@@ -35,13 +35,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
-from tests.support.raggedbackend import StandInBackend
+from tests.support.raggedbackend import SimulatedBackend
 
 class TritonPythonModel:
     def initialize(self, args):
         config = json_format.Parse(args["model_config"], model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
         file = pathlib.Path(args["model_repository"]) / args["model_version"] / "model.onnx"
-        self._backend = StandInBackend(file, config)
+        self._backend = SimulatedBackend(file, config)
 
     def execute(self, requests):
         asked = [{{tensor.name(): tensor.as_numpy() for tensor in request.inputs()}} for request in requests]
