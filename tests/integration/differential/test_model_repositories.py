@@ -59,7 +59,7 @@ def test_one_broken_rule_is_refused_by_both(
 
 
 @pytest.mark.parametrize("broken", breaks.LIMITED, ids=str)
-def test_a_stated_limit_is_refused_by_the_judge_alone(
+def test_a_stated_limit_is_refused_by_the_validation_alone(
     differential: Differential, broken: breaks.Break
 ) -> None:
     said, reasons = differential.outcome(_broken(broken))

@@ -1,4 +1,4 @@
-"""The judge by itself: every rule broken once, where it says so, and what depends on the server."""
+"""Validate a model repository: each rule broken once, its field, and what depends on the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PART = re.compile(r'([a-z_0-9]+)((?:\[(?:\d+|"(?:[^"\\]|\\.)*")\])*)(?:\.|$)')
 
 
 def said(repository: Repository, **facts: Any) -> list[Violation]:
-    """What the judge says, all files known."""
+    """The violations of a repository whose files are all known."""
     placed = Repository(
         repository.configs, {name: repository.beside(name) for name in repository.configs}
     )
