@@ -64,10 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def messages(request: pytest.FixtureRequest) -> Iterator[golden_messages.Messages]:
+def messages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[golden_messages.Messages]:
     """The golden messages of this test: ``tests/support/messages.py``."""
     written = request.config.getoption("--write-messages", default=None)
-    checked = golden_messages.of_test(request.node.nodeid, rewrite=written is not None)
+    checked = golden_messages.of_test(
+        request.node.nodeid, tmp_path_factory.getbasetemp(), rewrite=written is not None
+    )
     request.node.user_properties.append((golden_messages.PROPERTY, checked.seen))
     failed = request.session.testsfailed
     yield checked
@@ -88,8 +92,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             elif name == golden_messages.PROPERTY:
                 recorded[report.nodeid] = value
     written = terminalreporter.config.getoption("--write-messages", default=None)
-    if written is None:
-        return
+    if written is None or hasattr(terminalreporter.config, "workerinput"):
+        return  # A parallel worker has only a part of them.
     if terminalreporter.getreports("failed") or terminalreporter.getreports("error"):
         terminalreporter.write_line("tests failed, so the golden messages are not written")
         return

@@ -8,8 +8,8 @@ wording stands in the golden file under the test's name, so a new wording is one
             read(token)
         messages.check(world.condition("Ready")["message"])
 
-``make golden`` rewrites the file. Varying parts are placeholders: the paths of temporary folders,
-the ports of this machine and the hashes of revisions always, other parts as given.
+``make golden`` rewrites the file. Varying parts are placeholders: the paths of temporary folders
+and of the checkout, the ports of this machine and the hashes of revisions always, others as given.
 """
 
 from __future__ import annotations
@@ -41,12 +41,10 @@ Golden = dict[str, dict[str, list[str]]]
 """Test file, test, messages in the order in which the test checks them."""
 
 _VARYING = (
-    (
-        re.compile(r"/[^\s'\":,;]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?/[^/\s'\":,;]+"),
-        "<tmp>",
-    ),
+    (re.compile(rf"{re.escape(str(ROOT))}(?![\w-])"), "<root>"),
     (re.compile(r"\b(127\.0\.0\.1|localhost):\d{2,5}\b"), r"\1:<port>"),
-    (re.compile(r"(?<=-)(?=[a-f0-9]*\d)[a-f0-9]{10}(?!\w)"), "<hash>"),
+    # A hash of a revision or of a spec: some hex digits, some of them letters.
+    (re.compile(r"(?<![\w.])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{8,10}(?![\w.])"), "<hash>"),
 )
 
 
@@ -60,15 +58,17 @@ def golden() -> Golden:
     }
 
 
-def normalize(text: str, placeholders: Mapping[str, object]) -> str:
+def normalize(text: str, temporary: Path, placeholders: Mapping[str, object]) -> str:
     """Return a message with its varying parts replaced.
 
     Args:
         text: The message.
+        temporary: The folder of all temporary folders; each of them becomes ``<tmp>``.
         placeholders: The values to replace by name: ``port=8001`` gives ``<port>``.
     """
     for name, value in placeholders.items():
         assert str(value) in text, f"{name}={value} is not part of the message: {text}"
+    text = re.sub(rf"{re.escape(str(temporary))}/[\w-]+", "<tmp>", text)
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)
     for name, value in placeholders.items():
@@ -84,6 +84,8 @@ class Messages:
     """The node id of the test."""
     expected: list[str]
     """Its messages in the golden file."""
+    temporary: Path = Path("/nonexistent")
+    """The folder of all temporary folders."""
     rewrite: bool = False
     """Whether the golden file is rewritten, so nothing is compared."""
     seen: list[str] = field(default_factory=list)
@@ -95,7 +97,7 @@ class Messages:
             text: The message.
             placeholders: The varying parts by name: ``port=8001`` is compared as ``<port>``.
         """
-        message = normalize(str(text), placeholders)
+        message = normalize(str(text), self.temporary, placeholders)
         assert message.strip(), "the message is empty"
         number = len(self.seen)
         self.seen.append(message)
@@ -133,10 +135,10 @@ class Messages:
         )
 
 
-def of_test(node_id: str, *, rewrite: bool) -> Messages:
+def of_test(node_id: str, temporary: Path, *, rewrite: bool) -> Messages:
     """Return the messages of a test by its node id."""
     file, test = split(node_id)
-    return Messages(node_id, golden().get(file, {}).get(test, []), rewrite)
+    return Messages(node_id, golden().get(file, {}).get(test, []), temporary, rewrite)
 
 
 def split(node_id: str) -> tuple[str, str]:

@@ -52,12 +52,12 @@ def test_a_message_that_is_no_longer_checked_fails() -> None:
 
 
 def test_varying_parts_are_placeholders(tmp_path: Path) -> None:
-    text = f"{tmp_path}/a: 127.0.0.1:8001 of revision sentiment-0a1b2c3d4e refuses 12"
-    assert normalize(text, {"count": 12}) == (
-        "<tmp>/a: 127.0.0.1:<port> of revision sentiment-<hash> refuses <count>"
+    text = f"file://{tmp_path}/a: 127.0.0.1:8001 of sentiment-0a1b2c3d4e refuses 12 of {ROOT}/b"
+    assert normalize(text, tmp_path.parent, {"count": 12}) == (
+        "file://<tmp>/a: 127.0.0.1:<port> of sentiment-<hash> refuses <count> of <root>/b"
     )
-    with pytest.raises(AssertionError, match="count=not-there is not part"):
-        normalize(text, {"count": "not-there"})
+    with pytest.raises(AssertionError, match="count=13 is not part"):
+        normalize("refuses 12", tmp_path, {"count": 13})
 
 
 def test_rewriting_replaces_the_entries_of_the_files_that_ran() -> None:
