@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.messages import Messages
 from tests.unit.cli.conftest import Run, Serve, told
 from triton_pipelines.api import crd
 from triton_pipelines.cli import infer, output
@@ -116,7 +117,7 @@ def test_crd_is_the_definition(tritonpipe: Run) -> None:
 
 
 def test_a_defect_of_ours_is_a_message_too(
-    tritonpipe: Run, monkeypatch: pytest.MonkeyPatch
+    tritonpipe: Run, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     def broken() -> str:
         raise KeyError("lost")
@@ -124,10 +125,13 @@ def test_a_defect_of_ours_is_a_message_too(
     monkeypatch.setattr(crd, "render", broken)
     ended = tritonpipe("crd")
     assert ended.code == 3
-    assert "unexpected KeyError: 'lost'" in ended.err
+    assert "KeyError" in ended.err
+    messages.check(ended.err)
 
 
-def test_a_port_that_is_taken_is_named_before_anything_is_fetched(tritonpipe: Run) -> None:
+def test_a_port_that_is_taken_is_named_before_anything_is_fetched(
+    tritonpipe: Run, messages: Messages
+) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -136,18 +140,22 @@ def test_a_port_that_is_taken_is_named_before_anything_is_fetched(tritonpipe: Ru
             "serve", SENTIMENT, "--port", "0", "--grpc-port", "0", "--metrics-port", str(port)
         )
     assert ended.code == 3
-    assert f"--metrics-port: cannot use 127.0.0.1:{port}" in ended.err
+    assert str(port) in ended.err
+    messages.check(ended.err)
     assert "laying out" not in ended.err
 
 
-def test_serve_says_which_platform_it_cannot_run(tritonpipe: Run, tmp_path: Path) -> None:
+def test_serve_says_which_platform_it_cannot_run(
+    tritonpipe: Run, tmp_path: Path, messages: Messages
+) -> None:
     document = yaml.safe_load(Path(SENTIMENT).read_text())
     document["spec"]["model"]["platform"] = "tensorrt_plan"
     file = tmp_path / "plan.yaml"
     file.write_text(yaml.safe_dump(document))
     ended = tritonpipe("serve", str(file))
     assert ended.code == 2
-    assert "spec.model.platform: tensorrt_plan: not available here" in ended.err
+    assert "spec.model.platform" in ended.err
+    messages.check(ended.err)
 
 
 # --- infer
@@ -211,17 +219,17 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
 @pytest.mark.parametrize(
     ("metadata", "answer", "code", "said"),
     [
-        ((200, b"<html>"), None, 3, "did not return a JSON object"),
-        (told([1]), None, 3, "did not return a JSON object"),
+        ((200, b"<html>"), None, 3, "JSON"),
+        (told([1]), None, 3, "JSON"),
         (told({}), None, 3, "did not return model metadata"),
         (told({"inputs": 1, "outputs": 2}), None, 3, "did not return model metadata"),
-        ((502, b"<html>Bad Gateway"), None, 3, "returned 502: Bad Gateway"),
-        (told({"error": "unknown model"}, 404), None, 3, "returned 404: unknown model"),
+        ((502, b"<html>Bad Gateway"), None, 3, "502"),
+        (told({"error": "unknown model"}, 404), None, 3, "404"),
         (
             told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}),
             None,
             2,
-            "the inputs are X FP32",
+            "FP32",
         ),
         (
             told(
@@ -229,7 +237,7 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
             ),
             None,
             2,
-            "values are missing for MORE BYTES",
+            "BYTES",
         ),
         (told(METADATA), told({}), 3, "did not return an inference response"),
         (
@@ -238,7 +246,7 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
             3,
             "did not return an inference response",
         ),
-        (told(METADATA), told({"error": "too many rows"}, 400), 3, "returned 400: too many rows"),
+        (told(METADATA), told({"error": "too many rows"}, 400), 3, "400"),
     ],
 )
 def test_servers_that_answer_something_else(
@@ -248,10 +256,12 @@ def test_servers_that_answer_something_else(
     answer: tuple[int, bytes] | None,
     code: int,
     said: str,
+    messages: Messages,
 ) -> None:
     ended = tritonpipe("infer", server({"GET": metadata, "POST": answer or (200, b"")}), "x")
     assert ended.code == code
     assert said in ended.err
+    messages.check(ended.err)
 
 
 def test_no_server(tritonpipe: Run) -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from tests.support import tinymodel
 from tests.support.imports import REPOSITORIES
+from tests.support.messages import Messages
 from tests.unit.cli.conftest import Run
 from triton_pipelines.runtime import source
 
@@ -32,64 +33,57 @@ def repository(tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(REPOSITORIES / name, tmp_path / name))
 
 
-def test_strict_fails_where_something_was_changed(tritonpipe: Run) -> None:
+def test_strict_fails_where_something_was_changed(tritonpipe: Run, messages: Messages) -> None:
     assert tritonpipe("import", str(REPOSITORIES / "article")).code == 0
     ended = tritonpipe("import", str(REPOSITORIES / "article"), "--strict")
     assert ended.code == 1
-    assert (
-        "sentiment_ensemble/config.pbtxt: dynamic_batching: changed: an ensemble has no queue"
-        in ended.err
-    )
+    assert "sentiment_ensemble/config.pbtxt" in ended.err
+    messages.check(ended.err)
     assert tritonpipe("import", str(REPOSITORIES / "versions"), "--strict").code == 0
 
 
-def test_what_the_server_does_not_know_is_left_out(tritonpipe: Run, tmp_path: Path) -> None:
+def test_what_the_server_does_not_know_is_left_out(
+    tritonpipe: Run, tmp_path: Path, messages: Messages
+) -> None:
     file = tmp_path / "detector.yaml"
     image = "--image=example.com/tritonserver:24.10-py3"
     ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "-o", str(file))
     assert ended.code == 0, ended.err
-    assert (
-        "detector/config.pbtxt: model_metrics: not carried over: Triton 24.10 does not support"
-        " model_metrics" in ended.err
-    )
+    assert "detector/config.pbtxt" in ended.err
+    messages.check(ended.err)
     assert tritonpipe("validate", str(file)).code == 0
     assert tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "--strict").code == 1
 
 
-def test_the_placeholder_is_named_by_validate(tritonpipe: Run, tmp_path: Path) -> None:
+def test_the_placeholder_is_named_by_validate(
+    tritonpipe: Run, tmp_path: Path, messages: Messages
+) -> None:
     file = tmp_path / "match.yaml"
     ended = tritonpipe("import", str(REPOSITORIES / "branches"), "-o", str(file))
     assert (ended.code, ended.out) == (0, "")
-    assert (
-        f"tritonpipe serve {file} --source-map pvc://replace-me/=file://{REPOSITORIES}/branches/"
-        in ended.err
-    )
+    assert str(file) in ended.err
+    messages.check(ended.err)
     judged = tritonpipe("validate", str(file))
     assert "spec.model.source.uri: pvc://replace-me is a placeholder" in judged.out
 
 
-def test_templates_are_asked_for_and_filled(tritonpipe: Run) -> None:
+def test_templates_are_asked_for_and_filled(tritonpipe: Run, messages: Messages) -> None:
     folder = str(REPOSITORIES / "tensorrtllm")
     ended = tritonpipe("import", folder)
     assert ended.code == 2
-    assert (
-        "contains templates instead of values: triton_max_batch_size (ensemble/config.pbtxt:3)"
-        in ended.err
-    )
+    assert "triton_max_batch_size" in ended.err
+    messages.check(ended.err)
     filled = tritonpipe("import", folder, *FILL, "--set=tokenizer_dir=/engines/tokenizer")
     assert filled.code == 0, filled.err
     assert (
         yaml.safe_load(filled.out)["spec"]["steps"][0]["parameters"]["tokenizer_dir"]
         == "/engines/tokenizer"
     )
-    assert (
-        "note: templates without a value stay as they are: ${add_special_tokens}"
-        " (preprocessing/config.pbtxt:16), ${engine_dir} (tensorrt_llm/config.pbtxt:24)"
-        in filled.err
-    )
+    assert "preprocessing/config.pbtxt" in filled.err
+    messages.check(filled.err)
 
 
-def test_the_model_that_clients_call_may_be_code(tritonpipe: Run) -> None:
+def test_the_model_that_clients_call_may_be_code(tritonpipe: Run, messages: Messages) -> None:
     ended = tritonpipe(
         "import", str(REPOSITORIES / "tensorrtllm"), "--ensemble=tensorrt_llm_bls", *FILL
     )
@@ -105,7 +99,7 @@ def test_the_model_that_clients_call_may_be_code(tritonpipe: Run) -> None:
         "preprocessing",
         "tensorrt-llm",
     ]
-    assert "not part of this pipeline: ensemble" in ended.err
+    messages.check(ended.err)
 
 
 def test_models_may_be_left_out(tritonpipe: Run) -> None:
@@ -120,7 +114,7 @@ def test_models_may_be_left_out(tritonpipe: Run) -> None:
 
 
 def test_a_repository_without_configs_is_completed_from_its_graph(
-    tmp_path: Path, tritonpipe: Run
+    tmp_path: Path, tritonpipe: Run, messages: Messages
 ) -> None:
     tinymodel.write(tmp_path / "tiny" / "1")
     (tmp_path / "tiny" / "1" / "tokenizer.json").unlink()
@@ -138,19 +132,21 @@ def test_a_repository_without_configs_is_completed_from_its_graph(
         "dataType": "FP32",
         "dims": [-1, tinymodel.WIDTH],
     }
-    assert "tiny: note: completed inputs, outputs and batching from model.onnx" in ended.err
+    assert "model.onnx" in ended.err
+    messages.check(ended.err)
 
 
-def test_changed_code_of_the_operators_own_is_told(tmp_path: Path, tritonpipe: Run) -> None:
+def test_changed_code_of_the_operators_own_is_told(
+    tmp_path: Path, tritonpipe: Run, messages: Messages
+) -> None:
     folder = tmp_path / "models"
     done = tritonpipe("render", "manifests/samples/sentiment.yaml", "--repository", str(folder))
     assert done.code == 0, done.err
     assert "postprocess" not in tritonpipe("import", str(folder)).err
     (folder / "postprocess" / "1" / "model.py").write_text(source("postprocess") + "\n# mine\n")
-    assert (
-        "postprocess/1/model.py: changed: differs from this release"
-        in tritonpipe("import", str(folder)).err
-    )
+    changed = tritonpipe("import", str(folder))
+    assert "postprocess/1/model.py" in changed.err
+    messages.check(changed.err)
 
 
 def _replace(file: str, old: str, new: str) -> Callable[[Path], list[str]]:
@@ -181,63 +177,61 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
         (
             "versions",
             _replace(RANKER, 'name: "ranker"', 'name: "other"'),
-            r"ranker/config\.pbtxt: name: 'other' differs from the folder's name 'ranker'",
+            r"ranker/config\.pbtxt",
         ),
         (
             "versions",
             _replace(RANKER, "max_batch_size: 64", "max_batch_size: many"),
-            r"ranker/config\.pbtxt:3: is not a ModelConfig: .*many",
+            r"ranker/config\.pbtxt",
         ),
         (
             "versions",
             _replace(RANKER, "metric_tags", "sequence_batching { } metric_tags"),
-            r"ranker/config\.pbtxt: sets both dynamic_batching and sequence_batching",
+            r"ranker/config\.pbtxt",
         ),
         (
             "versions",
             _replace(RANK, 'model_name: "ranker"', 'model_name: "nosuch"'),
-            r"rank/config\.pbtxt: ensemble_scheduling: step 'nosuch' is not a model"
-            " of this repository, which contains rank, ranker",
+            "ensemble_scheduling",
         ),
         (
             "versions",
             _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'),
-            r"rank/config\.pbtxt: ensemble_scheduling: rank → rank: .* in a cycle",
+            "ensemble_scheduling",
         ),
         (
             "versions",
             _replace(RANKER, "output [", "# output ["),
-            r"ranker/config\.pbtxt: output: is missing, and pytorch models"
-            " cannot be read here .*/v2/models/ranker/config",
+            "v2/models/ranker/config",
         ),
         (
             "scripted",
             _remove("router"),
-            "contains no ensemble; choose .* with --ensemble: large, small",
+            "--ensemble",
         ),
         ("single", _remove("densenet_onnx/config.pbtxt"), r"contains no model"),
         (
             "vllm",
             _replace("vllm_model/1/model.json", '"model":', "model:"),
-            r"vllm_model/1/model\.json: is not valid JSON",
+            r"vllm_model/1/model\.json",
         ),
         (
             "configs",
             lambda _: [],
-            "encoder/configs: contains a100, t4 .*; choose one with --config-name",
+            "encoder/configs",
         ),
         (
             "versions",
             lambda _: ["--ensemble=nosuch"],
-            "--ensemble: the repository has no model 'nosuch'; it contains rank, ranker",
+            "--ensemble",
         ),
         (
             "versions",
             lambda _: ["--without=nosuch"],
-            "--without: the repository has no model nosuch",
+            "--without",
         ),
-        ("versions", lambda _: ["--set=x"], "--set: 'x' is not NAME=VALUE"),
-        ("versions", lambda _: ["--source-uri=x"], "--source-uri: 'x' is not a URI"),
+        ("versions", lambda _: ["--set=x"], "--set"),
+        ("versions", lambda _: ["--source-uri=x"], "--source-uri"),
         ("versions", lambda folder: ["-o", str(folder / RANK)], "already exists"),
     ],
 )
@@ -247,19 +241,19 @@ def test_what_is_wrong_is_named(
     name: str,
     change: Callable[[Path], list[str]],
     told: str,
+    messages: Messages,
 ) -> None:
     folder = repository(name)
     options = change(folder)
     ended = tritonpipe("import", str(folder), *options)
     assert (ended.code, ended.out) == (2, "")
     assert re.search(told, ended.err), ended.err
+    messages.check(ended.err)
 
 
-def test_a_models_own_folder_is_no_repository(tritonpipe: Run) -> None:
+def test_a_models_own_folder_is_no_repository(tritonpipe: Run, messages: Messages) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "single" / "densenet_onnx"))
     assert ended.code == 2
-    assert (
-        "is a single model, not a model repository; use the folder above it,"
-        f" {REPOSITORIES / 'single'}" in ended.err
-    )
+    assert str(REPOSITORIES / "single") in ended.err
+    messages.check(ended.err)
     assert tritonpipe("import", "nosuch").code == 2

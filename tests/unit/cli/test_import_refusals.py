@@ -19,18 +19,19 @@ from tests.support.handmade_repositories import (
     replaced,
     write_files,
 )
+from tests.support.messages import Messages
 from tests.unit.cli.conftest import Import, Run, spec_of
 
 
-def test_an_output_that_the_model_does_not_have_is_named(import_of: Import) -> None:
+def test_an_output_that_the_model_does_not_have_is_named(
+    import_of: Import, messages: Messages
+) -> None:
     ended = import_of(
         replaced("sentiment/config.pbtxt", 'key: "input_ids" value: "ids"', 'key: "x" value: "ids"')
     )
     assert (ended.code, ended.out) == (2, "")
-    assert (
-        "sentiment/config.pbtxt: ensemble_scheduling.step[0].output_map[\"x\"]: model 'tok' has no"
-        " output 'x'; it has input_ids" in ended.err
-    )
+    assert "ensemble_scheduling.step[0].output_map" in ended.err
+    messages.check(ended.err)
 
 
 DEFECTS = {
@@ -53,19 +54,25 @@ def test_a_broken_model_can_be_left_out(import_of: Import, defect: str) -> None:
     assert "auxiliaryModels" not in spec_of(import_of(DEFECTS[defect], "--without=extra"))
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path, tritonpipe: Run) -> None:
+def test_bytes_that_are_no_text_are_named(
+    tmp_path: Path, tritonpipe: Run, messages: Messages
+) -> None:
     folder = write_files(tmp_path, {**FILES, "extra/1/": ""})
     (folder / "extra" / "config.pbtxt").write_bytes(b"\xff\xfe")
     ended = tritonpipe("import", str(folder))
     assert ended.code == 2
-    assert "extra/config.pbtxt: cannot be read: 'utf-8' codec" in ended.err
+    assert "extra/config.pbtxt" in ended.err
+    messages.check(ended.err)
     assert tritonpipe("import", str(folder), "--without=extra").code == 0
 
 
-def test_a_model_that_a_step_calls_cannot_be_left_out(import_of: Import) -> None:
+def test_a_model_that_a_step_calls_cannot_be_left_out(
+    import_of: Import, messages: Messages
+) -> None:
     ended = import_of({}, "--without=tok")
     assert ended.code == 2
-    assert "--without: tok is called by a step of sentiment and cannot be excluded" in ended.err
+    assert "--without" in ended.err
+    messages.check(ended.err)
 
 
 OTHER = {"other/config.pbtxt": ENSEMBLE.replace('"tok"', '"nosuch"'), "other/1/": ""}
@@ -85,10 +92,11 @@ def test_a_broken_ensemble_does_not_block_another(
     assert "other/config.pbtxt" in ended.err
 
 
-def test_a_broken_step_is_named_by_its_own_file(import_of: Import) -> None:
+def test_a_broken_step_is_named_by_its_own_file(import_of: Import, messages: Messages) -> None:
     ended = import_of({"bert/config.pbtxt": MODEL.replace("TYPE_FP32", "TYPE_FLOAT")})
     assert (ended.code, ended.out) == (2, "")
-    assert re.search(r"bert/config\.pbtxt:4: is not a ModelConfig: .*TYPE_FLOAT", ended.err)
+    assert re.search(r"bert/config\.pbtxt", ended.err)
+    messages.check(ended.err)
 
 
 @pytest.mark.parametrize(
@@ -100,25 +108,24 @@ def test_a_broken_step_is_named_by_its_own_file(import_of: Import) -> None:
                 '"bert" model_version: -1',
                 '"bert" model_version: 4',
             ),
-            r"sentiment/config\.pbtxt: ensemble_scheduling\.step\[1\]\.model_version: version 4 of"
-            r" 'bert' is not served",
+            r"ensemble_scheduling\.step\[1\]\.model_version",
         ),
         (
             {"bert/config.pbtxt": MODEL + "version_policy { specific { versions: [ 1, 2 ] } }"},
-            r"bert/config\.pbtxt: version_policy\.specific\.versions: 2 does not exist: the folder"
-            r" has 1; remove it from the list, or add",
+            r"version_policy\.specific\.versions",
         ),
     ],
 )
 def test_a_pinned_version_that_does_not_exist_is_an_error(
-    import_of: Import, changes: dict[str, str], message: str
+    import_of: Import, changes: dict[str, str], message: str, messages: Messages
 ) -> None:
     ended = import_of(changes)
     assert (ended.code, ended.out) == (2, "")
     assert re.search(message, ended.err), ended.err
+    messages.check(ended.err)
 
 
-def test_one_model_for_two_steps_is_refused(import_of: Import) -> None:
+def test_one_model_for_two_steps_is_refused(import_of: Import, messages: Messages) -> None:
     again = (
         '  step { model_name: "bert" model_version: 1'
         ' input_map { key: "input_ids" value: "ids" } output_map { key: "logits" value: "b" } }\n}'
@@ -131,19 +138,19 @@ def test_one_model_for_two_steps_is_refused(import_of: Import) -> None:
         }
     )
     assert (ended.code, ended.out) == (1, "")
-    assert "ensemble_scheduling: steps call different versions of bert" in ended.err
-    assert "copy the model's folder under another name" in ended.err
+    assert "ensemble_scheduling" in ended.err
+    messages.check(ended.err)
 
 
-def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Path) -> None:
+def test_what_no_resource_can_express_is_refused(
+    import_of: Import, tmp_path: Path, messages: Messages
+) -> None:
     file = tmp_path / "made.yaml"
     changes = replaced("bert/config.pbtxt", "KIND_GPU", "KIND_GPU count: 300")
     ended = import_of(changes, "-o", str(file))
     assert (ended.code, file.exists()) == (1, False)
-    assert (
-        "bert/config.pbtxt: a resource cannot express this (spec.model.instances.count): must be at"
-        " most 256, not 300" in ended.err
-    )
+    assert "spec.model.instances.count" in ended.err
+    messages.check(ended.err)
 
 
 @pytest.mark.parametrize(
@@ -151,18 +158,15 @@ def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Pa
     [
         (
             {"bert/config.pbtxt.template": MODEL, "bert/1/model.plan": ""},
-            "bert/config.pbtxt.template: is a template of a config, which Triton does not read;"
-            " fill it in and save it as bert/config.pbtxt",
+            "bert/config.pbtxt.template",
         ),
         (
             {"bert/1/config.pbtxt": MODEL, "bert/1/model.py": CODE},
-            "bert/1/config.pbtxt: is a config inside a version folder, where Triton does not read"
-            " it; move it to bert/config.pbtxt",
+            "bert/1/config.pbtxt",
         ),
         (
             {"bert/config.pbtext": MODEL, "bert/1/model.py": CODE},
-            "bert/config.pbtext: is not a file name that Triton reads; rename it to "
-            "bert/config.pbtxt",
+            "bert/config.pbtext",
         ),
         (
             {f"{team}/{name}": text for team in ("blue", "red") for name, text in FILES.items()},
@@ -181,20 +185,19 @@ def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Pa
                     "KIND_GPU", "KIND_GPU count: ${count}"
                 ),
             },
-            "contains templates instead of values: rows (bert/config.pbtxt:2), count"
-            " (bert/config.pbtxt:5). The configs are templates that were not filled in, so Triton"
-            " cannot load them; fill them in, or use --set rows=VALUE --set count=VALUE",
+            "bert/config.pbtxt",
         ),
     ],
     ids=["template", "version", "name", "parent", "nested", "placeholders"],
 )
 def test_one_message_says_what_a_folder_is(
-    tmp_path: Path, tritonpipe: Run, files: dict[str, str], message: str
+    tmp_path: Path, tritonpipe: Run, files: dict[str, str], message: str, messages: Messages
 ) -> None:
     folder = write_files(tmp_path / "models", files)
     ended = tritonpipe("import", str(folder))
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
+    messages.check(ended.err)
     assert len(ended.err.strip().splitlines()) == 1
 
 
@@ -203,30 +206,32 @@ def test_one_message_says_what_a_folder_is(
     [
         (
             {"tok/config.pbtxt": "\ufeff" + TOKENIZER},
-            "tok/config.pbtxt:1: starts with a byte",
+            "tok/config.pbtxt",
         ),
-        ({"tok/config.pbtxt": '{"backend": "python"}'}, "tok/config.pbtxt:1: is JSON, but Triton"),
-        ({"tok/config.pbtxt": "input {" * 4000}, "tok/config.pbtxt:1: is not a ModelConfig: more"),
+        ({"tok/config.pbtxt": '{"backend": "python"}'}, "tok/config.pbtxt"),
+        ({"tok/config.pbtxt": "input {" * 4000}, "tok/config.pbtxt"),
         (
             replaced("bert/config.pbtxt", "onnxruntime_onnx", "onnx"),
-            "bert/config.pbtxt: platform: 'onnx' is not a platform of Triton; use one of:",
+            "bert/config.pbtxt",
         ),
         (
             {"extra/config.pbtxt": 'backend: "vllm"\n', "extra/1/model.json": "{}"},
-            "extra/1/model.json: model: is missing, and vLLM does not start without it",
+            "extra/1/model.json",
         ),
     ],
     ids=["mark", "json", "depth", "platform", "engine"],
 )
 def test_the_field_at_fault_is_named(
-    import_of: Import, changes: dict[str, str], message: str
+    import_of: Import, changes: dict[str, str], message: str, messages: Messages
 ) -> None:
     ended = import_of(changes)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
+    messages.check(ended.err)
 
 
-def test_one_model_must_remain(import_of: Import) -> None:
+def test_one_model_must_remain(import_of: Import, messages: Messages) -> None:
     ended = import_of({}, "--without=sentiment", "--without=tok", "--without=bert")
     assert ended.code == 2
-    assert "--without: excludes every model; keep at least one" in ended.err
+    assert "--without" in ended.err
+    messages.check(ended.err)

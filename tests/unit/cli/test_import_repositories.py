@@ -20,6 +20,7 @@ from tests.support.handmade_repositories import (
     TOKENIZER,
     replaced,
 )
+from tests.support.messages import Messages
 from tests.unit.cli.conftest import SOURCE, Import, Run, spec_of
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.compile.graph import Options
@@ -65,15 +66,15 @@ def test_a_custom_tokenizer_with_groups_that_differ_becomes_a_step(import_of: Im
     ]
 
 
-def test_equal_groups_of_a_tokenizer_are_merged(import_of: Import) -> None:
+def test_equal_groups_of_a_tokenizer_are_merged(import_of: Import, messages: Messages) -> None:
     more = "kind: KIND_CPU count: 2 }\ninstance_group { kind: KIND_CPU"
     ended = import_of(replaced("tok/config.pbtxt", "kind: KIND_CPU", more), "--strict")
     assert spec_of(ended)["tokenizer"]["instances"] == {"initial": 3}
-    assert "2 equal groups were merged into one" in ended.err
+    messages.check(ended.err)
 
 
 def test_groups_of_the_built_in_tokenizer_that_differ_are_reported(
-    tmp_path: Path, tritonpipe: Run
+    tmp_path: Path, tritonpipe: Run, messages: Messages
 ) -> None:
     folder = tmp_path / "models"
     made = tritonpipe("render", "manifests/samples/sentiment.yaml", "--repository", str(folder))
@@ -82,10 +83,8 @@ def test_groups_of_the_built_in_tokenizer_that_differ_are_reported(
         file.write('\ninstance_group { kind: KIND_CPU count: 2 host_policy: "numa-0" }\n')
     ended = tritonpipe("import", str(folder), SOURCE, "--strict")
     assert ended.code == 1
-    assert (
-        "tokenizer/config.pbtxt: instance_group: not carried over: a tokenizer has one instance"
-        " group, because it is scaled live" in " ".join(ended.err.split())
-    )
+    assert "tokenizer/config.pbtxt" in " ".join(ended.err.split())
+    messages.check(" ".join(ended.err.split()))
 
 
 def test_a_model_that_several_steps_call_is_repeated(import_of: Import) -> None:
@@ -167,20 +166,24 @@ def test_versions_of_custom_code_are_deployed(import_of: Import, tmp_path: Path)
     assert code.versions.all
 
 
-def test_duplicate_outputs_are_removed_and_reported(import_of: Import) -> None:
+def test_duplicate_outputs_are_removed_and_reported(import_of: Import, messages: Messages) -> None:
     twice = 'output { name: "logits" data_type: TYPE_FP32 dims: 2 }\n'
     changes = {"sentiment/config.pbtxt": ENSEMBLE + twice}
     ended = import_of(changes)
     assert spec_of(ended)["ensemble"]["outputs"] == [{"name": "logits", "from": "model.logits"}]
-    assert "sentiment/config.pbtxt: output[1]: changed: declares 'logits' a second" in ended.err
+    assert "sentiment/config.pbtxt" in ended.err
+    messages.check(ended.err)
     assert import_of(changes, "--strict").code == 1
 
 
-def test_an_optional_input_that_a_step_requires_is_required(import_of: Import) -> None:
+def test_an_optional_input_that_a_step_requires_is_required(
+    import_of: Import, messages: Messages
+) -> None:
     changes = replaced("sentiment/config.pbtxt", "dims: 1 }", "dims: 1 optional: true }")
     ended = import_of(changes)
     assert "optional" not in spec_of(ended)["ensemble"]["inputs"][0]
-    assert "input[0].optional: changed: was removed: tok requires its input TEXT" in ended.err
+    assert "input[0].optional" in ended.err
+    messages.check(ended.err)
 
 
 ENVIRONMENT = (
@@ -214,20 +217,21 @@ def test_an_archive_next_to_the_models_is_carried_over(import_of: Import) -> Non
     assert environment["source"]["uri"] == "s3://models/repository/shared/env.tar.gz"
 
 
-def test_an_environment_that_does_not_exist_is_reported(import_of: Import) -> None:
+def test_an_environment_that_does_not_exist_is_reported(
+    import_of: Import, messages: Messages
+) -> None:
     changes = {"tok/config.pbtxt": TOKENIZER + ENVIRONMENT.replace("PLACE", "env")}
     ended = import_of(changes, "--strict")
     assert ended.code == 1
-    assert "parameters[EXECUTION_ENV_PATH]: not carried over: refers to" in ended.err
+    assert "parameters[EXECUTION_ENV_PATH]" in ended.err
+    messages.check(ended.err)
 
 
-def test_imported_packages_are_listed(import_of: Import) -> None:
+def test_imported_packages_are_listed(import_of: Import, messages: Messages) -> None:
     code = "import os, numpy, torch.nn\nfrom transformers import x\nimport helper\n" + CODE
     ended = import_of({"tok/1/model.py": code, "tok/1/helper.py": "import sklearn\n"})
-    assert (
-        "tok/1/model.py: note: imports sklearn, torch, transformers, which the server's image must"
-        " contain" in ended.err
-    )
+    assert "tok/1/model.py" in ended.err
+    messages.check(ended.err)
 
 
 def test_the_default_file_name_is_nothing_to_report(import_of: Import) -> None:
@@ -240,14 +244,15 @@ def test_the_default_file_name_is_nothing_to_report(import_of: Import) -> None:
     assert "default_model_filename" not in ended.err
 
 
-def test_code_under_another_name_becomes_model_py(import_of: Import) -> None:
+def test_code_under_another_name_becomes_model_py(import_of: Import, messages: Messages) -> None:
     changes = {
         "tok/config.pbtxt": TOKENIZER + 'default_model_filename: "tokenize.py"\n',
         "tok/1/tokenize.py": CODE + "# this one\n",
     }
     ended = import_of(changes, "--strict")
     assert (ended.code, ended.out) == (1, "")
-    assert "default_model_filename: the code is in tokenize.py, but" in ended.err
+    assert "default_model_filename" in ended.err
+    messages.check(ended.err)
     ended = import_of(changes, "--strict", remove="tok/1/model.py")
     assert "# this one" in spec_of(ended)["tokenizer"]["python"]["code"]["inline"]
 
@@ -276,13 +281,14 @@ def test_large_numbers_are_carried_over(import_of: Import) -> None:
     }
 
 
-def test_a_batching_library_of_the_image_is_reported(import_of: Import) -> None:
+def test_a_batching_library_of_the_image_is_reported(import_of: Import, messages: Messages) -> None:
     parameter = (
         'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/opt/b.so" } }\n'
     )
     ended = import_of({"bert/config.pbtxt": MODEL + parameter}, "--strict")
     assert ended.code == 1
-    assert "parameters[TRITON_BATCH_STRATEGY_PATH]: not carried over: refers to /opt" in ended.err
+    assert "parameters[TRITON_BATCH_STRATEGY_PATH]" in ended.err
+    messages.check(ended.err)
 
 
 INFLIGHT = replaced(
@@ -292,10 +298,11 @@ INFLIGHT = replaced(
 )
 
 
-def test_the_image_decides_what_is_carried_over(import_of: Import) -> None:
+def test_the_image_decides_what_is_carried_over(import_of: Import, messages: Messages) -> None:
     ended = import_of(INFLIGHT, "--image=example.com/tritonserver:24.10-py3")
     assert "maxInflightRequests" not in spec_of(ended)["ensemble"]
-    assert "max_inflight_requests: not carried over: requires Triton 25.11" in ended.err
+    assert "max_inflight_requests" in ended.err
+    messages.check(ended.err)
     newer = spec_of(import_of(INFLIGHT, "--image=example.com/tritonserver:26.04-py3", "--strict"))
     assert newer["ensemble"]["maxInflightRequests"] == 4
     assert newer["server"]["image"] == "example.com/tritonserver:26.04-py3"

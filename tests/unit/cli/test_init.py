@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 
 from tests.support import tinymodel
 from tests.support.hub import HubServer
+from tests.support.messages import Messages
 from tests.unit.cli.conftest import Ended, Run
 
 INT64, INT32, FLOAT = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT
@@ -94,7 +95,7 @@ LOGITS: dict[str, tuple[int, Axes]] = {"logits": (FLOAT, ["batch", 2])}
 HIDDEN: dict[str, tuple[int, Axes]] = {"last_hidden_state": (FLOAT, ["batch", "sequence", 8])}
 
 
-def test_a_classifier_is_written_whole(model: Model) -> None:
+def test_a_classifier_is_written_whole(model: Model, messages: Messages) -> None:
     config = {
         "architectures": ["BertForSequenceClassification"],
         "id2label": {"1": "praise", "0": "complaint"},
@@ -136,7 +137,8 @@ def test_a_classifier_is_written_whole(model: Model) -> None:
     )
     assert "# From id2label of config.json, in the model's order." in comments
     assert "placeholder" in ended.err
-    assert f"--source-map pvc://replace-me/model.onnx=file://{model.folder}/model.onnx" in ended.err
+    assert str(model.folder) in ended.err
+    messages.check(ended.err)
 
 
 POOLED = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
@@ -421,25 +423,25 @@ def _taken(model: Model) -> list[str]:
     [
         (
             _no_tokenizer,
-            r"model\.onnx: reads input_ids, so it requires a tokenizer; set --tokenizer",
+            r"model\.onnx",
         ),
-        (_not_onnx, r"model\.onnx: is an HTML or XML page"),
-        (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
-        (_bad_json, r"config\.json: is not valid JSON"),
-        (_taken, r"--output: .*taken\.yaml already exists"),
+        (_not_onnx, r"model\.onnx"),
+        (_bad_tokenizer, r"tokenizer\.json"),
+        (_bad_json, r"config\.json"),
+        (_taken, r"taken\.yaml"),
         (
             _break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}),
-            r"reads past_key_values\.0\.key, the cache of a generative model",
+            r"past_key_values\.0\.key",
         ),
         (
             _break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}),
-            "reads position_ids, which no tokenizer produces",
+            "position_ids",
         ),
         (
             _break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}),
-            "input_ids is FP32, but a tokenizer produces INT64 or INT32",
+            "input_ids",
         ),
-        (_break(LOGITS, {"input_ids": (INT64, ["s"])}), r"input_ids has the shape \[s\]"),
+        (_break(LOGITS, {"input_ids": (INT64, ["s"])}), "input_ids"),
         (
             _break(LOGITS, {"input_ids": (INT64, ["b", 8]), "attention_mask": (INT64, ["b", 16])}),
             "different fixed lengths",
@@ -450,23 +452,26 @@ def _taken(model: Model) -> list[str]:
         ),
         (_break(LOGITS, None, "--labels", "a,b,c"), "3 labels are given, but logits has 2 classes"),
         (_break(LOGITS, None, "--labels", "a,a"), "must list each class once"),
-        (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: file does not exist"),
-        (_break(LOGITS, None, "--postprocess", "Max"), "'Max' is not one of None, Softmax"),
+        (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt"),
+        (_break(LOGITS, None, "--postprocess", "Max"), "'Max'"),
         (
             _break(LOGITS, None, "--postprocess", "MeanPooling"),
-            r"pools vectors of tokens .* the outputs are logits FP32\[2\]",
+            r"FP32\[2\]",
         ),
         (_break(HIDDEN, None, "--labels", "a,b"), "are not known to be classes"),
         (_break(LOGITS, None, "--name", "Not A Name"), "is not a valid resource name"),
-        (_break(LOGITS, None, "--source-uri", "models/x"), "is not a URI"),
+        (_break(LOGITS, None, "--source-uri", "models/x"), "URI"),
         (lambda _: [], "specify either a repository"),
-        (lambda _: ["org/name"], "is not a repository on a model hub; use hf://org/name"),
+        (lambda _: ["org/name"], "org/name"),
     ],
 )
-def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: str) -> None:
+def test_what_cannot_be_known_is_asked_for(
+    model: Model, broken: Break, told: str, messages: Messages
+) -> None:
     ended = model.tritonpipe("init", *broken(model))
     assert (ended.code, ended.out) == (2, "")
     assert re.search(told, ended.err), ended.err
+    messages.check(ended.err)
 
 
 def test_an_existing_file_is_kept_and_a_new_one_written(model: Model) -> None:
@@ -540,21 +545,21 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
 @pytest.mark.parametrize(
     ("files", "options", "code", "told"),
     [
-        ({"model.bin": b""}, (), 2, "contains no ONNX file"),
+        ({"model.bin": b""}, (), 2, "ONNX"),
         (
             {"a.onnx": b"", "b.onnx": b""},
             (),
             2,
-            "contains several ONNX files; choose one with --onnx-path: a.onnx, b.onnx",
+            "--onnx-path",
         ),
         (
             repository(),
             ("--onnx-path=nosuch.onnx",),
             2,
-            "has no file nosuch.onnx; its ONNX files: onnx/model.onnx, onnx/model_quantized.onnx",
+            "onnx/model_quantized.onnx",
         ),
         (repository(), ("--tokenizer=x",), 2, "a repository already has a tokenizer"),
-        (None, (), 2, "the hub has no public repository org/name"),
+        (None, (), 2, "org/name"),
     ],
 )
 def test_a_repository_that_does_not_do(
@@ -564,12 +569,14 @@ def test_a_repository_that_does_not_do(
     options: tuple[str, ...],
     code: int,
     told: str,
+    messages: Messages,
 ) -> None:
     if files is not None:
         hub.publish("org/name", files)
     ended = tritonpipe("init", "hf://org/name", f"--source-map=hf://={hub.url}", *options)
     assert (ended.code, ended.out) == (code, "")
     assert told in ended.err
+    messages.check(ended.err)
 
 
 def test_a_private_repository_needs_a_token(tmp_path: Path, tritonpipe: Run) -> None:
@@ -589,10 +596,10 @@ def test_a_private_repository_needs_a_token(tmp_path: Path, tritonpipe: Run) -> 
         assert "hf_secret" not in granted.out + granted.err
 
 
-def test_an_unreachable_hub_is_another_failure(tritonpipe: Run) -> None:
+def test_an_unreachable_hub_is_another_failure(tritonpipe: Run, messages: Messages) -> None:
     ended = tritonpipe("init", "hf://org/name", "--source-map=hf://=http://127.0.0.1:9")
     assert ended.code == 3
-    assert "the hub cannot be reached" in ended.err
+    messages.check(ended.err)
 
 
 def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:

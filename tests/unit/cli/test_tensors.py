@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.cli.errors import CommandError
 from triton_pipelines.cli.model_metadata import ModelMetadata, TensorMetadata
 from triton_pipelines.cli.output_tensors import decode, format_row, json_value
@@ -153,43 +154,41 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "given", "words"),
     [
-        ([TEXT], {}, r"values are missing for TEXT BYTES\[-1, 1\]"),
-        ([TEXT], {"values": ["NAME=a"]}, r"where NAME is an input; the inputs are TEXT BYTES"),
-        ([TEXT], {"values": ["TEXT"]}, "does not start with NAME="),
+        ([TEXT], {}, "BYTES"),
+        ([TEXT], {"values": ["NAME=a"]}, "BYTES"),
+        ([TEXT], {"values": ["TEXT"]}, "NAME"),
         ([IDS], {"texts": ["a"]}, "no further text input"),
-        ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair: .*no further text input"),
+        ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair"),
         (
             [TEXT, PASSAGE],
             {"texts": ["a", "b"], "pairs": ["a", "b", "c"]},
-            r"different numbers of rows \(TEXT 2, PASSAGE 3\)",
+            "PASSAGE",
         ),
-        ([IDS], {"values": ["IDS=1,a"]}, "IDS: 'a' is not an integer; it is INT64"),
+        ([IDS], {"values": ["IDS=1,a"]}, "INT64"),
         (
             [IDS],
             {"values": ["IDS=[[1,2],[3]]"]},
             "lists of different lengths|is no list of numbers",
         ),
-        ([IDS], {"values": ["IDS=[1,"]}, "is not a JSON list of numbers"),
-        ([IDS], {"values": ["IDS=[[[1]]]"]}, r"shape \[1, 1, 1\] does not fit IDS INT64\[-1, -1\]"),
+        ([IDS], {"values": ["IDS=[1,"]}, "JSON"),
+        ([IDS], {"values": ["IDS=[[[1]]]"]}, "INT64"),
         ([IDS], {"values": ["IDS=1", "IDS=2"]}, "specified 2 times"),
-        ([IMAGE], {"values": ["IMAGE=1,2"]}, "2 elements do not fit IMAGE"),
-        ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, "cannot read no-such.npy"),
-        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "specify one file saved by numpy.save"),
+        ([IMAGE], {"values": ["IMAGE=1,2"]}, "IMAGE"),
+        ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, r"no-such\.npy"),
+        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, r"numpy\.save"),
         ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
     ],
 )
 def test_what_does_not_fit_is_said(
-    inputs: list[TensorMetadata], given: dict[str, Any], words: str
+    inputs: list[TensorMetadata], given: dict[str, Any], words: str, messages: Messages
 ) -> None:
-    with pytest.raises(CommandError, match=words):
+    with messages.raises(CommandError, match=words):
         ask(*inputs, **given)
 
 
-def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_an_array_of_another_type_is_refused(tmp_path: Path, messages: Messages) -> None:
     np.save(tmp_path / "a.npy", np.ones((1, 3, 2, 2)))
-    with pytest.raises(
-        CommandError, match="has type float64, but the input is FP32; save it as float32"
-    ):
+    with messages.raises(CommandError, match="float64"):
         ask(IMAGE, files=[f"IMAGE={tmp_path}/a.npy"])
 
 

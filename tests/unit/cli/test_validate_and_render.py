@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.unit.cli.conftest import Run
 from triton_pipelines.api.crd import stored
 from triton_pipelines.cli.render import KEY_PLACEHOLDER
@@ -136,35 +137,31 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("a: [1", ": is not valid YAML: expected ',' or ']'"),
+        ("a: [1", "YAML"),
         (
             "a: {b: 1\nc: 2\n",
-            ":2:2: is not valid YAML: expected ',' or '}', but got ':', while parsing a flow"
-            " mapping that starts in line 1; is it closed?",
+            "YAML",
         ),
         (
             "a:\n\tb: 1\n",
-            ":2:1: is not valid YAML: found character '\\t' that cannot start any token;"
-            " use spaces, not tabs",
+            "YAML",
         ),
         (
             "a:\n    b: 1\n   c: 2\n",
             "that starts in line 1; check the indentation: sibling keys must start in the same"
             " column",
         ),
-        ("a: *x", ":1:4: is not valid YAML: found undefined alias"),
-        ("kind: A\nkind: B", ":2:1: is not valid YAML: duplicate key 'kind'"),
+        ("a: *x", "YAML"),
+        ("kind: A\nkind: B", "'kind'"),
         (b"\xff\xfe", "is not UTF-8 text (byte 0)"),
-        ("a: \x00", "is not valid YAML"),
+        ("a: \x00", "YAML"),
         (
             "",
-            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the file"
-            " is empty",
+            "tritonpipelines.io/v1alpha1",
         ),
         (
             "- a\n- b",
-            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the"
-            " document is not a mapping",
+            "tritonpipelines.io/v1alpha1",
         ),
         ("just text", "the document is not a mapping"),
         (
@@ -173,22 +170,28 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ),
         (
             "kind: InferencePipelines",
-            "found kind InferencePipelines; did you mean InferencePipeline?",
+            "InferencePipelines",
         ),
-        ("metadata: {name: a}", "kind is missing; add kind: InferencePipeline"),
+        ("metadata: {name: a}", "InferencePipeline"),
         ("a: &x [*x]", "is not a valid resource"),
         ("2020-01-01: x", "is not a valid resource"),
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])
 def test_files_that_are_no_resource(
-    tritonpipe: Run, tmp_path: Path, command: str, content: str | bytes, said: str
+    tritonpipe: Run,
+    tmp_path: Path,
+    command: str,
+    content: str | bytes,
+    said: str,
+    messages: Messages,
 ) -> None:
     file = written(tmp_path / "file.yaml", content)
     ended = tritonpipe(command, file, *(["text"] if command == "infer" else []))
     assert ended.code == 2
     assert file in ended.err
     assert said in ended.err
+    messages.check(ended.err)
 
 
 @pytest.mark.parametrize(
@@ -226,15 +229,17 @@ def test_files_of_other_editors(tritonpipe: Run, start: bytes) -> None:
     assert tritonpipe("validate", "-", text=start + text).code == 0
 
 
-def test_every_file_is_judged_though_one_cannot_be_read(tritonpipe: Run, tmp_path: Path) -> None:
+def test_every_file_is_judged_though_one_cannot_be_read(
+    tritonpipe: Run, tmp_path: Path, messages: Messages
+) -> None:
     ended = tritonpipe("validate", str(tmp_path / "none.yaml"), str(tmp_path), str(SENTIMENT))
     assert ended.code == 2
-    assert "none.yaml: cannot be read: No such file" in ended.err
-    assert "is a folder" in ended.err
+    assert "none.yaml" in ended.err
+    messages.check(ended.err)
     assert "(sentiment): valid" in ended.out
 
 
-def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
+def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path, messages: Messages) -> None:
     items = [yaml.safe_load(path.read_text()) for path in SAMPLES]
     file = written(
         tmp_path / "list.yaml", yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items})
@@ -244,7 +249,8 @@ def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
     assert ended.out.count(": valid") == len(SAMPLES)
     ended = tritonpipe("render", file)
     assert ended.code == 2
-    assert f"contains {len(SAMPLES)} pipelines, but this command accepts only one" in ended.err
+    assert str(len(SAMPLES)) in ended.err
+    messages.check(ended.err)
 
 
 def rendered(tritonpipe: Run, *arguments: str) -> list[dict[str, Any]]:
@@ -330,19 +336,22 @@ def test_the_environment_changes_nothing(tritonpipe: Run, monkeypatch: pytest.Mo
     ("config", "said"),
     [
         ("nonsense: 1", "nonsense: not an option of the operator"),
-        ("source_map: [x]", "source map 'x': must be PREFIX=TARGET"),
+        ("source_map: [x]", "PREFIX"),
         ("custom_code: perhaps", "custom"),
         ("[1, 2]", "must be one mapping"),
-        ("a: [", "is not valid YAML"),
+        ("a: [", "YAML"),
     ],
 )
-def test_wrong_operator_config(tritonpipe: Run, tmp_path: Path, config: str, said: str) -> None:
+def test_wrong_operator_config(
+    tritonpipe: Run, tmp_path: Path, config: str, said: str, messages: Messages
+) -> None:
     file = written(tmp_path / "operator.yaml", config)
     for command in ("render", "validate"):
         ended = tritonpipe(command, str(SENTIMENT), "--operator-config", file)
         assert ended.code == 2
         assert file in ended.err
         assert said in ended.err
+        messages.check(ended.err)
 
 
 def test_own_code_is_an_error_where_the_operator_forbids_it(
@@ -366,7 +375,7 @@ def test_repository_holds_what_is_printed(tritonpipe: Run, tmp_path: Path) -> No
             assert f"# {path.relative_to(folder)}\n{path.read_text()}" in printed
 
 
-def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
+def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path, messages: Messages) -> None:
     post = {
         "type": "Python",
         "labels": None,
@@ -390,7 +399,8 @@ def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
         "  postprocess/1/ from s3://b/words/\n"
     )
     printed = tritonpipe("render", file)
-    assert printed.err == f"padding Ragged (Auto: {ADAPTED})\n{said}"
+    assert str(ADAPTED) in printed.err
+    messages.check(printed.err)
     folder = tmp_path / "models"
     assert tritonpipe("render", file, "--repository", str(folder)).err.endswith(
         f"into {folder}\n{said}"
@@ -406,11 +416,12 @@ def test_repository_that_cannot_be_written(tritonpipe: Run, tmp_path: Path) -> N
     assert "--repository" in ended.err
 
 
-def test_render_of_what_is_not_valid(tritonpipe: Run, tmp_path: Path) -> None:
+def test_render_of_what_is_not_valid(tritonpipe: Run, tmp_path: Path, messages: Messages) -> None:
     file = written(
         tmp_path / "file.yaml", yaml.safe_dump(builders.document(model={"outputs": None}))
     )
     ended = tritonpipe("render", file)
     assert ended.code == 1
-    assert "spec.model.outputs: outputs is required" in ended.err
+    assert "spec.model.outputs" in ended.err
+    messages.check(ended.err)
     assert ended.out == ""
