@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.support.worlds import START
 from triton_pipelines.controllers.pipeline.actions import Deletion, Resize
 from triton_pipelines.controllers.pipeline.chain import (
@@ -51,23 +52,23 @@ def decided(*outcomes: Outcome, names: tuple[str, ...] = (), **amends: tuple[str
     return run(policies, Snapshot(builders.document()), Draft(CONTEXT, PipelineState()), START)
 
 
-def test_a_later_policy_reads_what_an_earlier_one_decided() -> None:
+def test_a_later_policy_reads_what_an_earlier_one_decided(messages: Messages) -> None:
     assert decided(Outcome(Number(7))).of(Number) == Number(7)
-    with pytest.raises(PolicyConflict, match="no earlier policy decides Number"):
+    with messages.raises(PolicyConflict):
         decided(Outcome()).of(Number)
 
 
-def test_nothing_is_decided_twice() -> None:
-    with pytest.raises(PolicyConflict, match="policy1 decides Number a second time"):
+def test_nothing_is_decided_twice(messages: Messages) -> None:
+    with messages.raises(PolicyConflict, match="policy1"):
         decided(Outcome(Number(1)), Outcome(Number(1)))
 
 
-def test_a_policy_changes_only_its_own_state_and_what_its_entry_names() -> None:
+def test_a_policy_changes_only_its_own_state_and_what_its_entry_names(messages: Messages) -> None:
     watch = Outcome(states=(SloGuardState("a"),))
     end = Outcome(states=(RolloutState(verified="b"), SloGuardState()))
     made = decided(watch, end, names=("slo_guard", "rollout"), rollout=("slo_guard",))
     assert made.state == PipelineState(rollout=RolloutState(verified="b"))
-    with pytest.raises(PolicyConflict, match="policy rollout changes SloGuardState"):
+    with messages.raises(PolicyConflict, match="SloGuardState"):
         decided(watch, end, names=("slo_guard", "rollout"))
 
 

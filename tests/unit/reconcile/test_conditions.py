@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import builders
 from tests.support.builders import merge
+from tests.support.messages import Messages
 from tests.support.worldchecks import check_status
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
@@ -149,7 +150,7 @@ def test_nothing_there_yet() -> None:
     }
 
 
-def test_first_rollout_step_by_step() -> None:
+def test_first_rollout_step_by_step(messages: Messages) -> None:
     assert (
         Scene().pod(loader=RUNNING, server=waiting("PodInitializing")).told()["Ready"]
         == "False Loading"
@@ -161,10 +162,8 @@ def test_first_rollout_step_by_step() -> None:
         "Available": "True Serving",
         "ModelsReady": "True Succeeded",
     }
-    assert "1 of 1 pods" in served.message()
-    assert served.conditions()["Available"]["message"].startswith(
-        "1 pod answers requests (revision "
-    )
+    messages.check(served.message())
+    messages.check(served.conditions()["Available"]["message"])
     assert (
         served.pod(ready=True)
         .conditions()["Available"]["message"]
@@ -172,7 +171,7 @@ def test_first_rollout_step_by_step() -> None:
     )
 
 
-def test_a_ready_pod_owes_a_test_inference() -> None:
+def test_a_ready_pod_owes_a_test_inference(messages: Messages) -> None:
     for probe in (
         None,
         Probe(GOOD_PROBE.at, True),
@@ -181,8 +180,8 @@ def test_a_ready_pod_owes_a_test_inference() -> None:
         scene = Scene().pod(ready=True).probe(probe)
         assert scene.told()["Ready"] == "False Progressing", probe
         assert scene.told()["Available"] == "True Serving"
-        assert "waiting for a test inference on 1" in scene.message()
-    assert "cannot be reached" in scene.message()
+        messages.check(scene.message())
+    messages.check(scene.message())
     assert (
         Scene(health={"inference": "Disabled"}).pod(ready=True).probe(None).told()["Ready"]
         == "True Succeeded"
@@ -222,24 +221,23 @@ def node(name: str, gpus: str | None, product: str = "") -> Object:
     }
 
 
-def test_no_gpu_says_what_was_asked_and_what_is_offered() -> None:
+def test_no_gpu_says_what_was_asked_and_what_is_offered(messages: Messages) -> None:
     scene = Scene(server={"gpu": {"count": 4}}).pod(placed=NO_GPU)
     assert scene.told()["Ready"] == "False WaitingForGPU"
     assert scene.told()["Reconciling"] == "True WaitingForGPU"
-    assert (
-        "requests 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient "
-        "nvidia.com/gpu"
-    ) in scene.message()
+    assert "nvidia.com/gpu" in scene.message()
+    messages.check(scene.message())
     assert "preemption" not in scene.message()
     scene.nodes = (node("a", "2", "Tesla-T4"), node("b", "0"))
-    assert "nodes offer a: 2 (Tesla-T4); " in scene.message()
+    messages.check(scene.message())
     scene.nodes = (node("a", None), node("b", "0"))
-    assert "none of 2 nodes offers nvidia.com/gpu; " in scene.message()
+    assert "nvidia.com/gpu" in scene.message()
+    messages.check(scene.message())
     scene.nodes = tuple(node(f"n{index}", "1") for index in range(8))
-    assert "n4: 1 and 3 more" in scene.message()
+    messages.check(scene.message())
 
 
-def test_other_shortages_name_the_resource() -> None:
+def test_other_shortages_name_the_resource(messages: Messages) -> None:
     scene = Scene().pod(
         placed=merge(
             NO_GPU,
@@ -247,8 +245,8 @@ def test_other_shortages_name_the_resource() -> None:
         )
     )
     assert scene.told()["Ready"] == "False WaitingForResources"
-    assert "short of cpu, memory" in scene.message()
     assert "nvidia.com/gpu" in scene.message()
+    messages.check(scene.message())
 
 
 @pytest.mark.parametrize("container", [names.CONTAINER_LOADER, names.CONTAINER_SERVER])
@@ -273,7 +271,9 @@ LOADS = [
 
 @pytest.mark.parametrize(("said", "reason", "abnormal"), LOADS)
 @pytest.mark.parametrize("phase", ["state", "lastState"])
-def test_what_the_loader_found(said: LoadReason, reason: Reason, abnormal: str, phase: str) -> None:
+def test_what_the_loader_found(
+    said: LoadReason, reason: Reason, abnormal: str, phase: str, messages: Messages
+) -> None:
     loader = ended(2, report(said, "this is what was found", "spec.model.source"), phase=phase)
     if phase == "lastState":
         loader |= waiting("CrashLoopBackOff")
@@ -281,11 +281,12 @@ def test_what_the_loader_found(said: LoadReason, reason: Reason, abnormal: str, 
     assert scene.told()["Ready"] == f"False {reason}"
     assert scene.told()[abnormal] == f"True {reason}"
     assert scene.told()["ModelsReady"] == f"False {reason}"
-    assert "spec.model.source: this is what was found" in scene.message()
+    assert "spec.model.source" in scene.message()
+    messages.check(scene.message())
     assert {"Reconciling", "Stalled"} & set(scene.told()) == {abnormal}
 
 
-def test_the_finding_that_only_the_user_can_mend_speaks() -> None:
+def test_the_finding_that_only_the_user_can_mend_speaks(messages: Messages) -> None:
     findings = (
         LoadFinding(
             step="tokenizer",
@@ -309,14 +310,16 @@ def test_the_finding_that_only_the_user_can_mend_speaks() -> None:
         loader=ended(2, LoadReport(ok=False, revision="r", findings=findings).to_json())
     )
     assert scene.told()["Ready"] == "False ModelMismatch"
-    assert "spec.tokenizer.source: timeout; spec.model: FP16 is not FP32" in scene.message()
+    assert "spec.tokenizer.source" in scene.message()
+    messages.check(scene.message())
     assert "just so you know" not in scene.message()
 
 
-def test_loader_without_report() -> None:
+def test_loader_without_report(messages: Messages) -> None:
     scene = Scene().pod(loader=ended(137, "", reason="OOMKilled"))
     assert scene.told()["Ready"] == "False InternalError"
-    assert "exited with code 137: OOMKilled" in scene.message()
+    assert "OOMKilled" in scene.message()
+    messages.check(scene.message())
 
 
 def test_a_load_that_succeeded_after_a_failure_is_forgiven() -> None:
@@ -339,7 +342,7 @@ def test_crash_loop_shows_the_end_of_the_log() -> None:
     assert len(scene.message()) < 1000
 
 
-def test_a_model_that_triton_cannot_load() -> None:
+def test_a_model_that_triton_cannot_load(messages: Messages) -> None:
     states = (
         ModelState("model", "UNAVAILABLE", "unexpected shape for input"),
         ModelState("old", "UNAVAILABLE", "unloaded"),
@@ -347,15 +350,15 @@ def test_a_model_that_triton_cannot_load() -> None:
     scene = Scene().pod().probe(Probe(GOOD_PROBE.at, False, states))
     assert scene.told()["Ready"] == "False ModelFailed"
     assert scene.told()["Stalled"] == "True ModelFailed"
-    assert "model: unexpected shape for input" in scene.message()
+    messages.check(scene.message())
     assert "old" not in scene.message()
 
 
-def test_the_worst_pod_speaks() -> None:
+def test_the_worst_pod_speaks(messages: Messages) -> None:
     bad = ended(2, report(LoadReason.MODEL_MISMATCH, "no", "spec.model"))
     scene = Scene(replicas=3).pod(loader=RUNNING).pod(placed=NO_GPU).pod(loader=bad)
     assert scene.told()["Ready"] == "False ModelMismatch"
-    assert "0 of 3 pods" in scene.message()
+    messages.check(scene.message())
 
 
 def test_pods_on_their_way_out_do_not_count() -> None:
@@ -372,20 +375,20 @@ def test_suspended() -> None:
     assert scene.world.deployment["spec"]["replicas"] == 0
 
 
-def test_being_suspended_is_not_yet_suspended() -> None:
+def test_being_suspended_is_not_yet_suspended(messages: Messages) -> None:
     scene = Scene(suspend="Enabled").pod(ready=True)
     assert scene.told() == {
         "Ready": "False Draining",
         "Available": "True Serving",
         "Reconciling": "True Draining",
     }
-    assert "1 pods have not been deleted yet" in scene.message()
+    messages.check(scene.message())
 
 
-def test_more_pods_than_wanted_is_not_ready_yet() -> None:
+def test_more_pods_than_wanted_is_not_ready_yet(messages: Messages) -> None:
     scene = Scene(replicas=1).pod(ready=True).pod(ready=True)
     assert scene.told()["Ready"] == "False Draining"
-    assert "1 surplus pods have not been deleted yet" in scene.message()
+    messages.check(scene.message())
 
 
 def test_no_replicas_wanted() -> None:
@@ -397,7 +400,7 @@ def test_no_replicas_wanted() -> None:
     }
 
 
-def test_all_findings_of_an_invalid_spec_in_one_message() -> None:
+def test_all_findings_of_an_invalid_spec_in_one_message(messages: Messages) -> None:
     world = World().settle()
     children = dict(world.children)
     world.change(
@@ -414,9 +417,9 @@ def test_all_findings_of_an_invalid_spec_in_one_message() -> None:
         "Stalled": "True InvalidSpec",
     }
     message = world.condition("Ready")["message"]
-    assert message.startswith("2 findings: (1) ")
     assert "labels" in message
     assert "--model-repository" in message
+    messages.check(message)
     assert world.status["observedGeneration"] == 2
     assert world.status["ensemble"]["modelName"] == "sentiment"
     assert decided.requeue_after is None
@@ -544,11 +547,12 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
     ("code", "words"),
     [
         (1, "exit code 1)"),
-        (136, "exit code 136 (SIGFPE): in releases before 25.07, a request"),
-        (137, "exit code 137 (SIGKILL))"),
-        (255, "exit code 255)"),
+        (136, "SIGFPE"),
+        (137, "SIGKILL"),
+        (255, "255"),
     ],
 )
-def test_the_signal_that_ended_triton_is_named(code: int, words: str) -> None:
+def test_the_signal_that_ended_triton_is_named(code: int, words: str, messages: Messages) -> None:
     scene = Scene().pod(server=ended(code, "", reason="Error"))
     assert words in scene.message()
+    messages.check(scene.message())

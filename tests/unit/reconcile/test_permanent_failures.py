@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.support.worlds import BAD, World
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
@@ -37,14 +38,17 @@ def rolled_out(
 
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
-def test_a_missing_source_is_rolled_back_where_one_pod_fits(strategy: str) -> None:
+def test_a_missing_source_is_rolled_back_where_one_pod_fits(
+    strategy: str, messages: Messages
+) -> None:
     world, old = rolled_out(MISSING, EXIT_USER, strategy)
     assert world.deployed == old
     world.settle()
     assert world.told()["Available"] == "True Serving"
     assert world.told()["Ready"] == "False RolledBack"
     assert "SourceUnavailable" in world.condition("Ready")["message"]
-    assert "has no file model.onnx (404)" in world.condition("Ready")["message"]
+    assert "model.onnx" in world.condition("Ready")["message"]
+    messages.check(world.condition("Ready")["message"])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.support.worlds import (
     BAD,
     DELETING,
@@ -68,7 +69,7 @@ def events(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_wrong_edit_keeps_the_serving_pod(strategy: str) -> None:
+def test_a_wrong_edit_keeps_the_serving_pod(strategy: str, messages: Messages) -> None:
     world = served(strategy)
     old = edited(world, FAILS, seconds=600)
     assert [pod.revision for pod in world.serving] == [old]
@@ -76,9 +77,9 @@ def test_a_wrong_edit_keeps_the_serving_pod(strategy: str) -> None:
     assert world.told()["Ready"] == "False ModelMismatch"
     assert world.told()["Stalled"] == "True ModelMismatch"
     message = world.condition("Ready")["message"]
-    assert "preflight: pod sentiment-" in message
-    assert "output logits is FP16, the spec says FP32" in message
-    assert message.endswith(f"revision {old} keeps serving")
+    assert "FP16" in message
+    assert old in message
+    messages.check(message)
     assert "RolledBack" not in events(world)
 
 
@@ -100,14 +101,14 @@ def test_a_source_that_appears_continues_the_rollout(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_while_it_runs_the_old_revision_serves(strategy: str) -> None:
+def test_while_it_runs_the_old_revision_serves(strategy: str, messages: Messages) -> None:
     world = served(strategy)
     old = edited(world, LOADS)
     assert [pod.revision for pod in world.serving] == [old]
     assert world.told()["Reconciling"] == "True Preflight"
     message = world.condition("Ready")["message"]
-    assert f"revision {old} keeps serving until they pass" in message
-    assert "no pod serves until the new one is ready" in message
+    assert old in message
+    messages.check(message)
     (job,) = world.preflights
     assert job["metadata"]["labels"][names.LABEL_REVISION] == world.status["revision"]
     assert (strategy == "Auto") is (world.deployed != old)
@@ -286,7 +287,7 @@ def test_a_full_disk_says_nothing_about_the_revision() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ends", [STARTS, LOADS, FAILS])
 def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
-    strategy: str, ends: str
+    strategy: str, ends: str, messages: Messages
 ) -> None:
     world = served(strategy, rollout={"progressDeadlineSeconds": 120})
     world.load_failure = (MISSING, EXIT_RETRY)
@@ -294,8 +295,9 @@ def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
     assert [pod.revision for pod in world.serving] == [old]
     assert world.told()["Stalled"] == "True RolloutFailed"
     message = world.condition("Ready")["message"]
-    assert "has not passed within 120 s" in message
-    assert "set spec.rollout.preflight to Disabled" in message
+    assert "120" in message
+    assert "spec.rollout.preflight" in message
+    messages.check(message)
     assert ("has no file model.onnx (404)" in message) is (ends == FAILS)
     world.preflight = PASSES
     world.settle()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.support.operators import ready_status
 from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, asked
 from triton_pipelines.api import names
@@ -43,7 +44,7 @@ def without_revision(world: Tuning) -> str:
     )
 
 
-def test_a_run_from_the_request_to_the_result() -> None:
+def test_a_run_from_the_request_to_the_result(messages: Messages) -> None:
     world = asked(None)
     before, spec = without_revision(world), json.dumps(world.document["spec"])
     world.change(tuning={"request": "monday"})
@@ -61,7 +62,7 @@ def test_a_run_from_the_request_to_the_result() -> None:
     ]
     world.measuring()
     assert world.run["state"] == "Running"
-    assert world.run["message"].endswith("-x, which has no client traffic, is being measured")
+    messages.check(world.run["message"])
     (job,) = world.ours("Job")
     assert world.step().is_empty
     world.job_ends(json.dumps(RESULT))
@@ -188,31 +189,31 @@ def test_the_job_reaches_the_canary_alone() -> None:
 # --- waiting --------------------------------------------------------------------------------------
 
 
-def test_it_begins_when_the_wanted_revision_serves() -> None:
+def test_it_begins_when_the_wanted_revision_serves(messages: Messages) -> None:
     world = Tuning(builders.document(slo=SLO, tuning={"request": "first"}), rendered=RENDERED)
     world.step()
     assert world.run["state"] == "Pending"
-    assert "waits until revision" in world.run["message"]
+    messages.check(world.run["message"])
     assert world.left == []
     world.settle()
     assert len(world.ours("Deployment")) == 1
 
 
 @pytest.mark.parametrize(
-    ("slo", "said"),
+    "slo",
     [
-        ({}, "tuning requires a latency target, but spec.slo.p99Milliseconds is not set"),
-        ({"networkAndQueueBudgetMilliseconds": 3}, "tuning requires a latency target"),
+        {},
+        {"networkAndQueueBudgetMilliseconds": 3},
     ],
 )
 def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing(
-    slo: dict[str, Any], said: str
+    slo: dict[str, Any], messages: Messages
 ) -> None:
     world = Tuning(builders.document(slo=slo), rendered=RENDERED).settle()
     world.change(tuning={"request": "monday"}).settle()
     for _ in range(2):
         assert world.run["state"] == "Pending"
-        assert world.run["message"].startswith(said)
+        messages.check(world.run["message"])
         assert world.left == []
         assert not world.state.tuning_run.document.get("start")
         world.pass_time(WAITING_SECONDS + 1).step()
@@ -225,34 +226,36 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
     assert len(world.ours("Deployment")) == 1
 
 
-def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judge() -> None:
+def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judge(
+    messages: Messages,
+) -> None:
     """What the revision before had was never looked at: nothing can be taken back."""
     world = Tuning(builders.document(), rendered=RENDERED).settle()
     world.change(slo=SLO, tuning={"request": "monday"}).settle()
     assert world.state.slo_guard.since, "it is watched all the same"
-    assert world.run["message"] == "is waiting for a pod without client traffic"
+    messages.check(world.run["message"])
     assert len(world.ours("Deployment")) == 1
 
 
-def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
+def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told(messages: Messages) -> None:
     world = asked(None)
     world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
     since = moment(world.state.slo_guard.since)
     assert since is not None
     until = since + WATCH_PERIOD
-    assert world.run["message"] == (
-        f"waits until {rfc3339(until)}, because a measurement could affect the latency of "
-        f"revision {world.deployed}, which is watched until then"
-    )
+    assert str(rfc3339(until)) in world.run["message"]
+    messages.check(world.run["message"])
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()
     assert world.left == []
     world.pass_time(1).settle()
-    assert world.run["message"] == "is waiting for a pod without client traffic"
+    messages.check(world.run["message"])
 
 
-def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:
+def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up(
+    messages: Messages,
+) -> None:
     world = asked()
     before = [pod.name for pod in world.serving]
     unplaced = {
@@ -264,13 +267,15 @@ def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() ->
     world.pod("Deployment", phase="Pending", conditions=[unplaced])
     world.step()
     assert world.run["state"] == "Pending"
-    assert world.run["message"].startswith("WaitingForGPU: pod sentiment-")
-    assert "1 Insufficient nvidia.com/gpu" in world.run["message"]
+    assert "WaitingForGPU" in world.run["message"]
+    assert "nvidia.com/gpu" in world.run["message"]
+    messages.check(world.run["message"])
     assert world.think().is_empty
     world.pass_time(PENDING_SECONDS + 1).step()
     assert world.run["state"] == "Failed"
-    assert "was not ready within 900 s" in world.run["message"]
-    assert "1 Insufficient nvidia.com/gpu" in world.run["message"]
+    assert "900" in world.run["message"]
+    assert "nvidia.com/gpu" in world.run["message"]
+    messages.check(world.run["message"])
     assert world.left == []
     assert [pod.name for pod in world.serving] == before
     assert world.condition("Ready")["status"] == "True"
@@ -280,19 +285,19 @@ def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() ->
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "words"),
+    ("message", "code"),
     [
-        ("error: the server failed", 3, "exit code 3: error: the server failed"),
-        ("", 137, "exit code 137: Error"),
-        ("no json", 0, "cannot be read"),
-        ("[]", 0, "cannot be read"),
-        (json.dumps({"points": [{"p99Microseconds": -1}]}), 0, "cannot be read"),
+        ("error: the server failed", 3),
+        ("", 137),
+        ("no json", 0),
+        ("[]", 0),
+        (json.dumps({"points": [{"p99Microseconds": -1}]}), 0),
     ],
 )
-def test_a_measurement_that_fails(message: str, code: int, words: str) -> None:
+def test_a_measurement_that_fails(message: str, code: int, messages: Messages) -> None:
     world = asked().canary_ready().job_ends(message, code)
     assert world.run["state"] == "Failed"
-    assert words in world.run["message"]
+    messages.check(world.run["message"])
     assert world.left == []
     assert world.condition("Ready")["status"] == "True", "tuning is nothing that serving depends on"
     assert [event.reason for event in world.log[-1].action_events] == ["TuningFailed"]
@@ -328,21 +333,23 @@ def test_a_job_that_does_not_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        ({"suspend": "Enabled"}, "suspended"),
-        ({"tokenizer": {"maxLength": 64}}, "the desired revision is "),
+        {"suspend": "Enabled"},
+        {"tokenizer": {"maxLength": 64}},
     ],
 )
 @pytest.mark.parametrize("running", [False, True])
-def test_what_ends_a_run_early(change: Mapping[str, Any], words: str, running: bool) -> None:
+def test_what_ends_a_run_early(
+    change: Mapping[str, Any], running: bool, messages: Messages
+) -> None:
     world = asked()
     if running:
         world.canary_ready()
     world.change(**change)
     world.step()
     assert world.run["state"] == "Failed"
-    assert words in world.run["message"]
+    messages.check(world.run["message"])
     assert world.left == []
 
 
