@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import Built, built
+from tests.support.messages import Messages
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.example_request import (
     EXAMPLE_BYTES_MAX,
@@ -111,7 +112,9 @@ def test_disabled_asks_nothing_and_warns_of_nothing() -> None:
 # --- pipelines that are not asked -----------------------------------------------------------------
 
 
-def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so() -> None:
+def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so(
+    messages: Messages,
+) -> None:
     subject = own(
         [
             {"name": "TEXT", "dataType": "STRING", "dims": [1]},
@@ -121,8 +124,8 @@ def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so
     assert not subject.findings
     assert example_of(subject.pipeline, subject.graph) is None
     (warning,) = [item for item in subject.warnings if item.path == "spec.health.inputs"]
-    assert "it reads K INT32[1]" in warning.message
-    assert "add an example request" in warning.message
+    assert "INT32[1]" in warning.message
+    messages.check(warning.message)
 
 
 def test_a_text_for_a_pipeline_that_reads_more_has_no_effect_and_lint_says_so() -> None:
@@ -139,12 +142,14 @@ SEQUENCES = {
 TEXT = {"name": "TEXT", "dataType": "STRING", "dims": [1]}
 
 
-def test_a_pipeline_with_sequences_is_asked_only_with_an_example_of_its_own() -> None:
+def test_a_pipeline_with_sequences_is_asked_only_with_an_example_of_its_own(
+    messages: Messages,
+) -> None:
     subject = own([TEXT], **SEQUENCES)
     assert not subject.findings
     assert example_of(subject.pipeline, subject.graph) is None
-    assert "model keeps sequences" in next(
-        item.message for item in subject.warnings if item.path == "spec.health.inputs"
+    messages.check(
+        next(item.message for item in subject.warnings if item.path == "spec.health.inputs")
     )
     found = example(
         own(
@@ -244,8 +249,8 @@ def test_a_single_element_stands_for_all() -> None:
     ("kind", "text", "words"),
     [
         ("BOOL", "yes", "is neither true nor false"),
-        ("INT8", "128", "is not between -128 and 127"),
-        ("UINT8", "-1", "is not between 0 and 255"),
+        ("INT8", "128", "128"),
+        ("UINT8", "-1", "255"),
         ("INT32", "1.0", "is not an integer"),
         ("INT32", "1_000", "is not an integer"),
         ("INT32", "", "is not an integer"),
@@ -257,8 +262,8 @@ def test_a_single_element_stands_for_all() -> None:
         ("BF16", "1e39", "exceeds"),
     ],
 )
-def test_what_is_none_of_its_type(kind: str, text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_is_none_of_its_type(kind: str, text: str, words: str, messages: Messages) -> None:
+    with messages.raises(ValueError, match=words):
         parse_element(text, DataType(kind))
     subject = own(
         [{"name": "X", "dataType": kind, "dims": [1]}],
@@ -266,8 +271,10 @@ def test_what_is_none_of_its_type(kind: str, text: str, words: str) -> None:
     )
     ((path, message),) = health_findings(subject)
     assert path == "spec.health.inputs[0].data[0]"
-    assert message.startswith(f"{text!r} {words}")
-    assert message.endswith(f"X is {kind}")
+    assert message.startswith(repr(text))
+    assert words in message
+    assert kind in message
+    messages.check(message)
 
 
 A = {"name": "A", "dataType": "FP32", "dims": [-1]}
