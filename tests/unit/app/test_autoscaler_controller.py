@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import builders
 from tests.support.loops import Loop, Told, loop_of
+from tests.support.messages import Messages
 from tests.support.operators import eventually
 from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
@@ -56,7 +57,7 @@ async def touched(loop: Loop) -> None:
 # --- acting ---------------------------------------------------------------------------------------
 
 
-async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop) -> None:
+async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop, messages: Messages) -> None:
     loop.tritons.gate = asyncio.Event()
     loop.flow(**BUSY)
     await loop.tick()
@@ -68,14 +69,15 @@ async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop) -> None:
     await loop.settle()
     assert set(loop.tritons.counts.values()) == {wanted}
     (event,) = [event for made in loop.plans for event in made.events if event.reason == "Scaled"]
-    assert event.note.startswith(f"tokenizer from 1 to {wanted}: TokenizerBound")
+    assert str(wanted) in event.note
+    messages.check(event.note)
     assert (
         loop.status()["scaling"]["history"][0]["from"],
         loop.status()["tokenizer"]["desiredInstances"],
     ) == (1, wanted)
 
 
-async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
+async def test_what_cannot_be_recorded_changes_nothing(loop: Loop, messages: Messages) -> None:
     loop.writes = False
     loop.flow(**BUSY)
     await loop.tick()
@@ -85,14 +87,16 @@ async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
     loop.writes = True
     await loop.tick()
     assert condition(loop, "ScalingActive")["reason"] == "ActuationFailed"
-    assert "could not be recorded" in condition(loop, "ScalingActive")["message"]
+    messages.check(condition(loop, "ScalingActive")["message"])
     assert loop.counts == {"tokenizer": 1}
     await loop.tick(20.0)
     await loop.settle()
     assert loop.counts["tokenizer"] > 1, "tried again after the pause"
 
 
-async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(loop: Loop) -> None:
+async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(
+    loop: Loop, messages: Messages
+) -> None:
     (pod,) = loop.world.pods
     loop.tritons.refuse[pod.name] = PodRejectedError("no space left on /dev/shm")
     loop.flow(**BUSY)
@@ -104,7 +108,8 @@ async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(lo
             await loop.settle()
             assert loop.counts == {"tokenizer": 1}, "new pods start from what works"
             loop.flow(**BUSY)
-    assert "no space left on /dev/shm" in condition(loop, "ScalingActive")["message"]
+    assert "dev/shm" in condition(loop, "ScalingActive")["message"]
+    messages.check(condition(loop, "ScalingActive")["message"])
     assert (
         condition(loop, "ScalingActive")["reason"],
         loop.status()["scaling"]["history"][0]["to"],
@@ -250,7 +255,9 @@ async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")
-async def test_advice_is_told_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_advice_is_told_and_nothing_is_changed(
+    monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
     loop = loop_of(monkeypatch, settled(scaling={"mode": "Advisory"}))
     live = loop.live
     for _ in range(60):
@@ -264,7 +271,7 @@ async def test_advice_is_told_and_nothing_is_changed(monkeypatch: pytest.MonkeyP
     assert (loop.tritons.loads, loop.scaler.handover.intent(loop.key)) == ([], None)
     told = condition(loop, "ScalingActive")
     assert (told["status"], told["reason"]) == ("False", "Advisory")
-    assert "tokenizer would go from 1 to " in told["message"]
+    messages.check(told["message"])
     state = loop.status()["scaling"]
     assert (state["bottleneck"], state["mode"], "lastScaleTime" in state) == (
         "TokenizerBound",
@@ -352,7 +359,9 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
 
 
 @pytest.mark.proves("spec.scaling.prometheusRef", "behaviour")
-async def test_each_pipeline_asks_the_connection_that_it_names(loop: Loop) -> None:
+async def test_each_pipeline_asks_the_connection_that_it_names(
+    loop: Loop, messages: Messages
+) -> None:
     """Without connections the pods are read; else only the connection that the spec names."""
     default, other = Told(loop.collector.says), Told()
     loop.flow(50.0, service=0.010)
@@ -368,4 +377,5 @@ async def test_each_pipeline_asks_the_connection_that_it_names(loop: Loop) -> No
     assert (len(loop.collector.asked), len(default.asked), len(other.asked)) == (1, 1, 0)
     told = condition(loop, "MetricsAvailable")
     assert told["reason"] == "PrometheusError"
-    assert "no connection 'elsewhere'; it has default, other" in told["message"]
+    assert "'elsewhere'" in told["message"]
+    messages.check(told["message"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support import builders
 from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
+from tests.support.messages import Messages
 from tests.support.worlds import World
 from tests.unit.app.test_autoscaler_controller import BUSY, RANGE, condition, grown, settled
 from triton_pipelines.api import names
@@ -41,7 +42,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 @pytest.mark.parametrize("trouble", list(MetricsProblem))
 async def test_without_metrics_counts_stay_and_the_cause_is_told(
-    loop: Loop, trouble: MetricsProblem
+    loop: Loop, trouble: MetricsProblem, messages: Messages
 ) -> None:
     await grown(loop)
     before = loop.counts
@@ -51,7 +52,7 @@ async def test_without_metrics_counts_stay_and_the_cause_is_told(
     assert loop.counts == before
     told = condition(loop, "MetricsAvailable")
     assert (told["status"], told["reason"]) == ("False", trouble.value)
-    assert "why and what to look at" in told["message"]
+    messages.check(told["message"])
     (event,) = [
         event for made in loop.plans for event in made.events if event.action == "ReadMetrics"
     ]

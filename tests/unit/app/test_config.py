@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import builders
+from tests.support.messages import Messages
 from triton_pipelines.app.config import (
     OperatorConfig,
     OperatorConfigError,
@@ -120,7 +121,7 @@ def test_wrong_options_are_named(options: dict[str, object], words: list[str]) -
         assert word in str(caught.value)
 
 
-def test_connections_are_read_from_their_file(tmp_path: Path) -> None:
+def test_connections_are_read_from_their_file(tmp_path: Path, messages: Messages) -> None:
     file = tmp_path / "connections.yaml"
     file.write_text("connections: [{name: a, url: 'http://b'}]")
     assert load_config({"metrics_connections": file}, {}).connections["a"].url == "http://b"
@@ -130,7 +131,7 @@ def test_connections_are_read_from_their_file(tmp_path: Path) -> None:
     )
     assert load_config({}, {}).connections == {}
     file.write_text("connections: []")
-    with pytest.raises(ConnectionsError, match="must have at least one entry"):
+    with messages.raises(ConnectionsError):
         _ = load_config({"metrics_connections": file}, {}).connections
 
 
