@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.credentials import SourceCredentials, read_credentials
 from triton_pipelines.loader.errors import SourceError
@@ -94,17 +95,19 @@ def test_the_kubelets_choice_among_a_docker_configuration(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ('{"auths": {"r.example": {"auth": "!!"}}}', "auth of r.example is not base64"),
+        ('{"auths": {"r.example": {"auth": "!!"}}}', r"r\.example"),
         (
             '{"auths": {"r.example": {"identitytoken": "x"}}}',
-            "has no username and password for r.example",
+            r"r\.example",
         ),
         ('{"auths": []}', "has no auths"),
-        ("[]", "must contain a JSON object"),
+        ("[]", "JSON"),
     ],
 )
-def test_a_docker_configuration_that_cannot_be_used(tmp_path: Path, config: str, says: str) -> None:
-    with pytest.raises(SourceError, match=says):
+def test_a_docker_configuration_that_cannot_be_used(
+    tmp_path: Path, config: str, says: str, messages: Messages
+) -> None:
+    with messages.raises(SourceError, match=says):
         read(tmp_path, "oci://r.example/models/bert", Redactor(), **{".dockerconfigjson": config})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
 from triton_pipelines.loader.sources import layers
 from triton_pipelines.loader.sources.layers import scope_of, unpack
@@ -103,13 +104,15 @@ def test_a_hard_link_to_an_unpacked_file_is_a_copy(tmp_path: Path, into: Path) -
     assert (into / "m/1/link").stat().st_nlink == 1
 
 
-def test_copies_of_hard_links_count_toward_the_limit(tmp_path: Path, into: Path) -> None:
+def test_copies_of_hard_links_count_toward_the_limit(
+    tmp_path: Path, into: Path, messages: Messages
+) -> None:
     packed = layer(
         tmp_path / "layer",
         ("m/file", tarfile.REGTYPE, os.urandom(1000) + bytes(30 << 20)),
         *((f"m/link{number}", tarfile.LNKTYPE, "m/file") for number in range(5)),
     )
-    with pytest.raises(SourceError, match="unpacks to more than"):
+    with messages.raises(SourceError):
         unpack(packed, "m", into)
     assert sum(path.stat().st_size for path in into.rglob("*") if path.is_file()) < 128 << 20
 
@@ -122,11 +125,11 @@ def test_absolute_names_are_below_the_root_of_the_image(tmp_path: Path, into: Pa
     assert everything(into) == ["m", "m/file"]
 
 
-def test_a_symlinked_parent_is_not_followed(tmp_path: Path, into: Path) -> None:
+def test_a_symlinked_parent_is_not_followed(tmp_path: Path, into: Path, messages: Messages) -> None:
     """Unpacking makes no links; one that is there anyway must not be written through."""
     (into / "m").symlink_to(tmp_path / "outside")
     packed = layer(tmp_path / "layer", ("m/new", tarfile.REGTYPE, b"w"))
-    with pytest.raises(SourceError, match="through a link"):
+    with messages.raises(SourceError):
         unpack(packed, "m", into)
     assert everything(tmp_path / "outside") == ["kept"]
 
@@ -161,13 +164,13 @@ def zeros(path: Path, mebibytes: int, name: str = "m/zeros") -> Path:
 
 @pytest.mark.parametrize("name", ["m/zeros", "other/zeros"])
 def test_a_layer_that_unpacks_to_far_more_than_it_holds_is_rejected(
-    tmp_path: Path, into: Path, name: str
+    tmp_path: Path, into: Path, name: str, messages: Messages
 ) -> None:
     packed = zeros(tmp_path / "layer", 200, name)
     assert packed.stat().st_size < 1 << 20
-    with pytest.raises(SourceError, match="unpacks to more than"):
+    with messages.raises(SourceError):
         unpack(packed, "m", into)
-    with pytest.raises(SourceError, match="unpacks to more than"):
+    with messages.raises(SourceError):
         scope_of([packed], "m/model.bin")
     assert sum(path.stat().st_size for path in into.rglob("*") if path.is_file()) < 70 << 20
 
@@ -208,13 +211,13 @@ def test_a_huge_header_is_rejected_before_it_is_in_memory(tmp_path: Path, into: 
 
 
 def test_the_number_of_members_is_bounded(
-    tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr(layers, "MAX_MEMBERS", 10)
     packed = layer(
         tmp_path / "layer", *((f"other/{number}", tarfile.REGTYPE, b"") for number in range(11))
     )
-    with pytest.raises(SourceError, match="more than 10 members"):
+    with messages.raises(SourceError):
         unpack(packed, "m", into)
 
 
@@ -258,12 +261,12 @@ def header(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **fields: by
 @pytest.mark.parametrize("size", [1 << 60, 1 << 20, -1, -(1 << 40)])
 @pytest.mark.parametrize("name", ["m/file", "other/file"])
 def test_a_member_that_ends_before_its_size_is_an_error(
-    tmp_path: Path, into: Path, name: str, size: int
+    tmp_path: Path, into: Path, name: str, size: int, messages: Messages
 ) -> None:
     (tmp_path / "layer").write_bytes(header(name, size=size) + bytes(1024))
-    with pytest.raises(SourceError, match=r"usable tar archive|unpacks to more than"):
+    with messages.raises(SourceError):
         unpack(tmp_path / "layer", "m", into)
-    with pytest.raises(SourceError, match=r"usable tar archive|unpacks to more than"):
+    with messages.raises(SourceError):
         scope_of([tmp_path / "layer"], "m/model.bin")
 
 
@@ -308,18 +311,20 @@ def test_members_of_unknown_types_outside_of_the_scope_do_not_matter(
 
 
 def test_a_sparse_header_that_ends_early_is_an_error_of_the_source(
-    tmp_path: Path, into: Path
+    tmp_path: Path, into: Path, messages: Messages
 ) -> None:
     (tmp_path / "layer").write_bytes(sparse_header("other/sparse", 512, extended=b"\1"))
-    with pytest.raises(SourceError, match="usable tar archive"):
+    with messages.raises(SourceError):
         unpack(tmp_path / "layer", "m", into)
 
 
-def test_a_removal_below_a_file_is_an_error_of_the_source(tmp_path: Path, into: Path) -> None:
+def test_a_removal_below_a_file_is_an_error_of_the_source(
+    tmp_path: Path, into: Path, messages: Messages
+) -> None:
     packed = layer(
         tmp_path / "layer",
         ("m/file", tarfile.REGTYPE, b"w"),
         ("m/file/.wh.x", tarfile.REGTYPE, b""),
     )
-    with pytest.raises(SourceError, match="usable tar archive"):
+    with messages.raises(SourceError):
         unpack(packed, "m", into)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.messages import Messages
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
 from triton_pipelines.loader.onnx_file import FileTensor, OnnxFile, compare, read_onnx
 
@@ -190,11 +191,12 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
     ],
 )
 def test_what_does_not_fit_shows_both_sides_and_the_cure(
-    declared: PlanCheck, file: OnnxFile, says: list[str]
+    declared: PlanCheck, file: OnnxFile, says: list[str], messages: Messages
 ) -> None:
     message = compare(declared, file, "hf://a/b")
     assert message is not None
-    assert message.startswith("hf://a/b does not fit spec.model")
+    assert "spec.model" in message
+    messages.check(message)
     for part in (*says, "declared", "in file"):
         assert part in message
 
@@ -229,45 +231,33 @@ def test_what_the_sequence_batcher_fills_counts_as_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
+    "file",
     [
-        (
-            OnnxFile(SEQUENCE_INPUTS[:1] + SEQUENCE_INPUTS[2:], SEQUENCE_OUTPUTS, ()),
-            "input START is not in the file",
+        OnnxFile(SEQUENCE_INPUTS[:1] + SEQUENCE_INPUTS[2:], SEQUENCE_OUTPUTS, ()),
+        OnnxFile(SEQUENCE_INPUTS, SEQUENCE_OUTPUTS[:1], ()),
+        OnnxFile(
+            (*SEQUENCE_INPUTS[:3], FileTensor("state", "FP16", ("batch", 4))),
+            SEQUENCE_OUTPUTS,
+            (),
         ),
-        (
-            OnnxFile(SEQUENCE_INPUTS, SEQUENCE_OUTPUTS[:1], ()),
-            "output next is not in the file",
-        ),
-        (
-            OnnxFile(
-                (*SEQUENCE_INPUTS[:3], FileTensor("state", "FP16", ("batch", 4))),
-                SEQUENCE_OUTPUTS,
-                (),
+        OnnxFile(
+            (
+                *SEQUENCE_INPUTS[:2],
+                FileTensor("ID", "UINT64", ("batch", None)),
+                SEQUENCE_INPUTS[3],
             ),
-            "input state is FP16",
-        ),
-        (
-            OnnxFile(
-                (
-                    *SEQUENCE_INPUTS[:2],
-                    FileTensor("ID", "UINT64", ("batch", None)),
-                    SEQUENCE_INPUTS[3],
-                ),
-                SEQUENCE_OUTPUTS,
-                (),
-            ),
-            "control input ID has a dynamic axis instead of size 1",
+            SEQUENCE_OUTPUTS,
+            (),
         ),
     ],
 )
 def test_controls_and_states_that_do_not_fit_are_not_suggested_as_inputs(
-    file: OnnxFile, says: str
+    file: OnnxFile, messages: Messages
 ) -> None:
     message = compare(SEQUENCES, file, "hf://a/b")
     assert message is not None
-    assert says in message
-    assert "spec.model.inputs: [{name: x, dataType: FP32, dims: [4]}]" in message
+    assert "spec.model.inputs" in message
+    messages.check(message)
 
 
 def external(path: Path, location: str) -> Path:
@@ -315,17 +305,17 @@ def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
     ],
 )
 def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(
-    tmp_path: Path, location: str
+    tmp_path: Path, location: str, messages: Messages
 ) -> None:
-    with pytest.raises(ValueError, match="stores the data of tensor w in"):
+    with messages.raises(ValueError):
         read_onnx(external(tmp_path / "model.onnx", location))
 
 
-def test_a_file_of_zeros_is_told_at_once(tmp_path: Path) -> None:
+def test_a_file_of_zeros_is_told_at_once(tmp_path: Path, messages: Messages) -> None:
     # What an interrupted copy leaves of a file whose room was taken beforehand. Its fields are
     # never counted: that would take hours.
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.truncate(64 << 30)
-    with pytest.raises(ValueError, match="is not an ONNX model"):
+    with messages.raises(ValueError, match="ONNX"):
         read_onnx(path)

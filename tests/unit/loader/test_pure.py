@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
+from tests.support.messages import Messages
 from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 from triton_pipelines.loader.errors import LoaderError, SourceError
 from triton_pipelines.loader.options import parse_options
@@ -76,13 +77,13 @@ def test_source_maps(rules: list[str], uri: str, located: SourceLocation) -> Non
 
 
 @pytest.mark.parametrize("rule", ["hf://", "hf=http://x", "hf://=ftp://x", "hf://=/samples"])
-def test_a_source_map_in_error_names_the_rule(rule: str) -> None:
-    with pytest.raises(ValueError, match=r"source map '"):
+def test_a_source_map_in_error_names_the_rule(rule: str, messages: Messages) -> None:
+    with messages.raises(ValueError):
         SourceMap.parse([rule])
 
 
-def test_a_folder_as_target_is_told_how_it_is_written() -> None:
-    with pytest.raises(ValueError, match=r"for a folder of this machine, use file:///srv/models/$"):
+def test_a_folder_as_target_is_told_how_it_is_written(messages: Messages) -> None:
+    with messages.raises(ValueError, match="srv/models"):
         SourceMap.parse(["s3://models/=/srv/models/"])
 
 
@@ -314,15 +315,15 @@ def test_the_text_around_a_count_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    "config",
     [
-        ('name: "t"\n', "0 instance groups"),
-        ("instance_group [ { count: 1 }, { count: 1 } ]\n", "2 instance groups"),
-        ("instance_group {", "not a model configuration"),
+        'name: "t"\n',
+        "instance_group [ { count: 1 }, { count: 1 } ]\n",
+        "instance_group {",
     ],
 )
-def test_a_config_without_one_count_is_refused(config: str, says: str) -> None:
-    with pytest.raises(LoaderError, match=says) as caught:
+def test_a_config_without_one_count_is_refused(config: str, messages: Messages) -> None:
+    with messages.raises(LoaderError) as caught:
         with_count(config, 2, "tokenizer/config.pbtxt")
     assert caught.value.reason is LoadReason.INTERNAL_ERROR
     assert "tokenizer/config.pbtxt" in caught.value.message
@@ -360,7 +361,7 @@ def test_no_character_that_a_query_may_hold_ends_its_masking(
 
 
 @pytest.mark.parametrize("repository", ["-org/name", "org/na--me", "org/name.", f"org/{'n' * 97}"])
-def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
+def test_a_name_that_no_hub_has_is_final(repository: str, messages: Messages) -> None:
     """Reject an invalid hub name without a request: the hub's library knows the naming rules.
 
     A retry would delay the pod for nothing.
@@ -375,7 +376,7 @@ def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
             token=None,
             context=ssl.create_default_context(),
         )
-        with pytest.raises(SourceError, match="is not a repository name") as raised:
+        with messages.raises(SourceError) as raised:
             source.resolve()
     assert not raised.value.retryable
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.messages import Messages
 from triton_pipelines.api.loadplan import (
     FetchKind,
     LoadPlan,
@@ -146,89 +147,53 @@ def test_what_is_taken(item: PlanFetch, listing: SourceListing, files: dict[str,
     assert taken(item, listing) == files
 
 
-def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> None:
+def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published(
+    messages: Messages,
+) -> None:
     assert taken(model(), VERSIONS, (2,)) == {n: n for n in ("2/model.onnx", "2/data/w.bin")}
-    with pytest.raises(LoaderError, match=r"version 3, from which .* no longer exists") as raised:
+    with messages.raises(LoaderError) as raised:
         select(model(), VERSIONS, (2, 3))
     assert raised.value.reason is LoadReason.SOURCE_CHANGED
 
 
 @pytest.mark.parametrize(
-    ("item", "listing", "reason", "says"),
+    ("item", "listing", "reason"),
     [
-        (
-            model(versions=PlanVersions(all=True)),
-            held("model.onnx"),
-            LoadReason.MODEL_MISMATCH,
-            "requests several versions of the model",
-        ),
+        (model(versions=PlanVersions(all=True)), held("model.onnx"), LoadReason.MODEL_MISMATCH),
         (
             model(versions=PlanVersions(latest=2)),
             SourceListing((ListedFile("m"),), single=True),
             LoadReason.MODEL_MISMATCH,
-            "the single file m",
         ),
         (
             model(versions=PlanVersions(specific=(1, 3))),
             SourceListing(None),
             LoadReason.MODEL_MISMATCH,
-            "requests versions 1, 3 of the model",
         ),
-        (
-            model(pinned=4),
-            held("model.onnx", "x/y"),
-            LoadReason.MODEL_MISMATCH,
-            "requests version 4 of the model, but the source is a folder without",
-        ),
-        (
-            model(pinned=4),
-            VERSIONS,
-            LoadReason.MODEL_MISMATCH,
-            "version 4 is requested, but the source has 1, 2, 10",
-        ),
-        (
-            model(versions=PlanVersions(specific=(3, 1))),
-            VERSIONS,
-            LoadReason.MODEL_MISMATCH,
-            "version 3 is requested",
-        ),
-        (
-            model(),
-            held("2/model.pt", "1/model.onnx"),
-            LoadReason.SOURCE_UNAVAILABLE,
-            "has no file 2/model.onnx; 2/ contains model.pt",
-        ),
-        (
-            model(),
-            held("b.onnx", "c/d"),
-            LoadReason.SOURCE_UNAVAILABLE,
-            "has no file model.onnx; the folder contains b.onnx, c/",
-        ),
-        (
-            model(),
-            held(*(f"f{n}" for n in range(9))),
-            LoadReason.SOURCE_UNAVAILABLE,
-            "f0, f1, f2, f3, f4, f5 and 3 more",
-        ),
+        (model(pinned=4), held("model.onnx", "x/y"), LoadReason.MODEL_MISMATCH),
+        (model(pinned=4), VERSIONS, LoadReason.MODEL_MISMATCH),
+        (model(versions=PlanVersions(specific=(3, 1))), VERSIONS, LoadReason.MODEL_MISMATCH),
+        (model(), held("2/model.pt", "1/model.onnx"), LoadReason.SOURCE_UNAVAILABLE),
+        (model(), held("b.onnx", "c/d"), LoadReason.SOURCE_UNAVAILABLE),
+        (model(), held(*(f"f{n}" for n in range(9))), LoadReason.SOURCE_UNAVAILABLE),
         (
             model(whole=True, source_file="net.onnx"),
             held("net.onnx", "model.onnx"),
             LoadReason.MODEL_MISMATCH,
-            "contains both net.onnx and model.onnx",
         ),
     ],
 )
 def test_what_does_not_fit_says_what_lies_there(
-    item: PlanFetch, listing: SourceListing, reason: LoadReason, says: str
+    item: PlanFetch, listing: SourceListing, reason: LoadReason, messages: Messages
 ) -> None:
-    with pytest.raises(LoaderError, match=says) as raised:
+    with messages.raises(LoaderError) as raised:
         select(item, listing)
     assert raised.value.reason is reason
 
 
 @pytest.mark.parametrize("item", [model(whole=True), model(kind=FetchKind.FOLDER, file=None)])
-def test_a_web_folder_cannot_be_taken_whole(item: PlanFetch) -> None:
-    with pytest.raises(SourceError, match="cannot be listed"):
+def test_a_web_folder_cannot_be_taken_whole(item: PlanFetch, messages: Messages) -> None:
+    with messages.raises(SourceError):
         select(item, SourceListing(None))
 
 
@@ -252,13 +217,13 @@ def test_names_that_lead_astray_are_refused(name: str) -> None:
         held("good", name)
 
 
-def test_a_folder_is_bounded_and_consistent() -> None:
+def test_a_folder_is_bounded_and_consistent(messages: Messages) -> None:
     with pytest.raises(SourceError, match=f"more than {MAX_FILES} files"):
         folder(ListedFile(f"{n}") for n in range(MAX_FILES + 1))
     assert len(folder(ListedFile(f"{n}") for n in range(MAX_FILES)).names) == MAX_FILES
-    with pytest.raises(SourceError, match="both as a file and as a folder"):
+    with messages.raises(SourceError):
         held("a", "a/b")
-    with pytest.raises(SourceError, match="has no files"):
+    with messages.raises(SourceError):
         held("__pycache__/x.pyc", ".git/config")
 
 
@@ -340,16 +305,17 @@ def test_what_the_plan_puts_into_version_1_belongs_to_every_version() -> None:
 
 
 @pytest.mark.parametrize("path", ["bert/1/model.py", "bert/2/model.py", "bert/config.pbtxt"])
-def test_a_source_never_overwrites_what_the_operator_writes(path: str) -> None:
+def test_a_source_never_overwrites_what_the_operator_writes(path: str, messages: Messages) -> None:
     item = model()
     made = layout(item)
     made.found(item, (2,))
-    with pytest.raises(LoaderError, match="the operator writes") as raised:
+    with messages.raises(LoaderError) as raised:
         made.place(item, path, "spec.model.source s3://b/k")
-    assert raised.value.message.startswith("spec.model.source s3://b/k: contains ")
+    assert "spec.model.source" in raised.value.message
+    messages.check(raised.value.message)
 
 
-def test_two_sources_never_write_one_file() -> None:
+def test_two_sources_never_write_one_file(messages: Messages) -> None:
     item, extra = (
         model(),
         model(
@@ -363,5 +329,5 @@ def test_two_sources_never_write_one_file() -> None:
     made = layout(item, extra, files=())
     made.place(item, "bert/1/data", "w")
     for path in ("bert/1/data", "bert/1/data/x"):
-        with pytest.raises(LoaderError, match=r"which spec\.model\.source also writes"):
+        with messages.raises(LoaderError, match=r"spec\.model\.source"):
             made.place(extra, path, "w")

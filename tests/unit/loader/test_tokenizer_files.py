@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
 
+from tests.support.messages import Messages
 from triton_pipelines.loader.tokenizer_files import build_from_vocabulary, check, highest_token_id
 
 WORDS = [
@@ -83,14 +84,14 @@ def test_special_tokens_come_from_the_configuration_then_the_map(vocabulary: Pat
     [
         ({"tokenizer_class": "RobertaTokenizer"}, "RobertaTokenizer"),
         ({"do_basic_tokenize": False}, "do_basic_tokenize"),
-        ({"do_lower_case": "yes"}, "do_lower_case must be true, false or null, not 'yes'"),
-        ({"cls_token": "<cls>"}, "vocab.txt has no <cls>"),
+        ({"do_lower_case": "yes"}, "do_lower_case"),
+        ({"cls_token": "<cls>"}, r"vocab\.txt"),
     ],
 )
 def test_what_cannot_be_built_says_why(
-    vocabulary: Path, configuration: dict[str, Any], says: str
+    vocabulary: Path, configuration: dict[str, Any], says: str, messages: Messages
 ) -> None:
-    with pytest.raises(ValueError, match=says):
+    with messages.raises(ValueError, match=says):
         build_from_vocabulary(vocabulary, configuration, {})
 
 
@@ -131,13 +132,13 @@ def test_settings_of_its_own_are_told(
     ids=["when it is read", "when it encodes"],
 )
 def test_a_panic_of_the_library_is_a_tokenizer_that_cannot_be_used(
-    vocabulary: Path, tmp_path: Path, change: dict[str, Any]
+    vocabulary: Path, tmp_path: Path, change: dict[str, Any], messages: Messages
 ) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(
         json.dumps(json.loads(build_from_vocabulary(vocabulary, {}, {})) | change), encoding="utf-8"
     )
-    with pytest.raises(ValueError, match=r"Precompiled|no entry found"):
+    with messages.raises(ValueError):
         check(path)
 
 
@@ -183,7 +184,7 @@ def test_a_tokenizer_that_encodes_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(
-    vocabulary: Path, tmp_path: Path
+    vocabulary: Path, tmp_path: Path, messages: Messages
 ) -> None:
     made, path = (
         Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {})),
@@ -198,5 +199,5 @@ def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(
     )
     made.save(str(path))
     assert check(path) is not None
-    with pytest.raises(ValueError, match="its post_processor inserts the first text 2 times"):
+    with messages.raises(ValueError, match="post_processor"):
         check(path, cuts_pairs=True)

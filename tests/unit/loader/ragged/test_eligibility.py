@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.messages import Messages
 from tests.support.raggedgraphs import (
     CLASSES,
     POSITIONS,
@@ -239,7 +240,7 @@ def test_a_fused_embedding_shows_its_tables() -> None:
     assert (found.max_length, found.sizes) == (POSITIONS, {"ids": VOCABULARY, "segments": TYPES})
 
 
-def test_names_of_the_plan_that_the_file_does_not_have() -> None:
+def test_names_of_the_plan_that_the_file_does_not_have(messages: Messages) -> None:
     encoder = Encoder(heads=(Head.HIDDEN,))
     other = PlanAdapt(
         step="model",
@@ -248,14 +249,9 @@ def test_names_of_the_plan_that_the_file_does_not_have() -> None:
         token_outputs=("states",),
     )
     words = said(make(encoder), other)
-    assert (
-        "the file has no input ids; spec.model.inputs names the file's inputs: "
-        "attention_mask, input_ids" in words
-    )
-    assert (
-        "the file has no output states; spec.model.outputs names the file's outputs: hidden"
-        in words
-    )
+    assert "spec.model.inputs" in words
+    assert "spec.model.outputs" in words
+    messages.check(words)
 
 
 def test_an_output_per_token_has_tokens() -> None:
@@ -348,7 +344,7 @@ def test_local_functions_are_written_out() -> None:
     assert found.sizes == {"input_ids": VOCABULARY}
 
 
-def test_a_graph_that_is_adapted_already_is_refused() -> None:
+def test_a_graph_that_is_adapted_already_is_refused(messages: Messages) -> None:
     encoder = Encoder()
     model = make(encoder)
     found = check_eligibility(model, encoder.plan())
@@ -356,8 +352,9 @@ def test_a_graph_that_is_adapted_already_is_refused() -> None:
     once = adapt(model, found)
     onnx.checker.check_model(once, full_check=True)
     words = said(once, encoder.plan())
-    assert "input input_ids is not [rows, tokens]" in words
-    assert "the graph has a tensor input_ids__shape" in words
+    assert "input_ids" in words
+    assert "input_ids__shape" in words
+    messages.check(words)
 
 
 def test_an_adapted_graph_keeps_its_contract() -> None:

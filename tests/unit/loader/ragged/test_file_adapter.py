@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 
+from tests.support.messages import Messages
 from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import (
     POSITIONS,
@@ -329,7 +330,7 @@ def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
 
 
 def test_an_old_graph_that_nothing_can_prove_is_refused(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     encoder = Encoder(opset=11)
     onnx.save(make(encoder), str(file))
@@ -338,7 +339,7 @@ def test_an_old_graph_that_nothing_can_prove_is_refused(
         patched.setattr(equivalence, "choose_evaluator", lambda weights: Evaluator.NONE)
         refused = adapt_file(file, encoder.plan())
     assert isinstance(refused, AdaptationRefusal)
-    assert "converted to opset 13, which cannot be verified here" in str(refused)
+    messages.check(str(refused))
     assert file.read_bytes() == stock
     assert isinstance(adapt_file(file, encoder.plan()), AdaptedFile)
     answers(file, encoder)
@@ -356,7 +357,7 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("means", [Evaluator.ONNX_RUNTIME, Evaluator.REFERENCE])
 def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
-    file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch
+    file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     """Detect by numbers a mask that the graph honors only in part.
 
@@ -376,7 +377,7 @@ def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
     stock = file.read_bytes()
     refused = adapt_file(file, encoder.plan())
     assert isinstance(refused, AdaptationRefusal)
-    assert "a row's output depends on the other rows of its batch" in str(refused)
+    messages.check(str(refused))
     assert file.read_bytes() == stock
     assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
 
