@@ -91,8 +91,8 @@ async def test_the_time_that_is_left_goes_to_the_proof_first() -> None:
     assert (run.decision.is_better, run.decision.setting) == (True, ONE)
 
 
-async def test_a_rival_that_is_slow_to_load_costs_a_repeat_and_no_proof() -> None:
-    """Spend a repeat, not a verification, on a rival that is slow to load.
+async def test_a_challenger_that_is_slow_to_load_costs_a_repeat_and_no_proof() -> None:
+    """Spend a repeat, not a verification, on a challenger that is slow to load.
 
     The load time of a setting is known only after its first point, and by then the candidate has
     been verified.
@@ -111,7 +111,7 @@ async def unchanged() -> None:
     """No prediction is corrected."""
 
 
-def test_the_rival_has_other_instances_and_is_the_best_of_these() -> None:
+def test_the_challenger_has_other_instances_and_is_the_best_of_these() -> None:
     found = [
         PredictedSetting(setting, rate, 0.02, 900.0)
         for setting, rate in (

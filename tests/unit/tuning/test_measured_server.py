@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.support import builders
+from tests.support.messages import Messages
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.render.model_config import configs, parse
 from triton_pipelines.tools.tuner import BatchingSetting, TuneError, TuningTarget
@@ -155,19 +156,13 @@ async def test_a_server_that_runs_what_the_resource_says_has_nothing_to_tell(
 
 @pytest.mark.parametrize("change", ["output", "steps"])
 async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
-    client: StandIn, change: str
+    client: StandIn, change: str, messages: Messages
 ) -> None:
     if change == "output":
         client.running["model"].output[0].dims[:] = [7]
     else:
         client.running[PUBLIC].ensemble_scheduling.step[0].model_name = "another"
-    with pytest.raises(
-        TuneError,
-        match=(
-            r"(model runs with outputs .*\[7\] instead of|different steps).*the resource that the "
-            r"server was started from"
-        ),
-    ):
+    with messages.raises(TuneError):
         async with server():
             pass
     assert client.loaded == []
@@ -209,16 +204,16 @@ async def test_another_delay_than_the_resource_says_is_not_measured_as_the_curre
         assert client.setting() == (8, 0, 8)
 
 
-async def test_a_setting_that_stays_is_told_beside_what_went_wrong(client: StandIn) -> None:
+async def test_a_setting_that_stays_is_told_beside_what_went_wrong(
+    client: StandIn, messages: Messages
+) -> None:
     async def broken() -> None:
         async with server() as one:
             await one.apply(OTHER)
             client.gone = True
             raise TuneError("requests fail")
 
-    with pytest.raises(
-        TuneError, match=r"requests fail; the original settings could not be restored"
-    ):
+    with messages.raises(TuneError):
         await broken()
 
 

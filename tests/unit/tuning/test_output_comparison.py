@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.unit.tuning.test_load_rates import Slow, answered, begun
 from tests.unit.tuning.test_measured_server import OTHER, StandIn, server
 from tests.unit.tuning.test_run import report_on
@@ -94,7 +95,7 @@ async def test_what_a_short_queue_turns_away_is_asked_again_with_less_company(
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("seconds", [0.01, 1000.0])
 async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the_run_goes_on(
-    client: Asked, seconds: float
+    client: Asked, seconds: float, messages: Messages
 ) -> None:
     async with server() as one:
         comparison = OutputComparison(one)
@@ -102,10 +103,7 @@ async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the
         await comparison.check(OTHER)
         client.seconds = seconds
         client.together = 0 if seconds < 1 else 1000
-        with pytest.raises(
-            SettingRefusedError,
-            match=r"it rejects single requests or times out: (full|no response)",
-        ) as caught:
+        with messages.raises(SettingRefusedError) as caught:
             await comparison.check(OTHER)
         assert not isinstance(caught.value, OutputMismatchError), (
             "it says nothing of settings like it"
@@ -129,20 +127,22 @@ async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_com
 
 
 @pytest.mark.looptime(start=0)
-async def test_other_answers_are_found_behind_a_short_queue_too(client: Asked) -> None:
+async def test_other_answers_are_found_behind_a_short_queue_too(
+    client: Asked, messages: Messages
+) -> None:
     client.together = 3
     async with server() as one:
         comparison = OutputComparison(one)
         assert await comparison.record_reference(REQUESTS) == ""
         client.by = 0.1
-        with pytest.raises(OutputMismatchError, match=r"differ by up to 0\.1"):
+        with messages.raises(OutputMismatchError):
             await comparison.check(OTHER)
 
 
-async def test_a_server_that_is_gone_is_no_short_queue(client: Asked) -> None:
+async def test_a_server_that_is_gone_is_no_short_queue(client: Asked, messages: Messages) -> None:
     client.together, client.error = 0, UnreachableError("gone")
     async with server() as one:
-        with pytest.raises(TuneError, match="does not respond: gone"):
+        with messages.raises(TuneError):
             await one.infer_each(REQUESTS)
 
 
@@ -176,15 +176,15 @@ async def test_a_slow_model_is_asked_for_few_answers(client: Asked) -> None:
 
 
 @pytest.mark.looptime(start=0)
-async def test_a_setting_that_turns_its_warm_up_away_is_refused(client: Asked) -> None:
+async def test_a_setting_that_turns_its_warm_up_away_is_refused(
+    client: Asked, messages: Messages
+) -> None:
     """Such as a delay longer than the queue's timeout: every request that is alone expires."""
     async with server() as one:
         client.together = 0
-        with pytest.raises(
-            SettingRefusedError, match=r"rejects a single request: .*maximum queue size"
-        ):
+        with messages.raises(SettingRefusedError):
             await one.apply(OTHER, REQUESTS)
-        with pytest.raises(TuneError, match="the current setting rejects a single request"):
+        with messages.raises(TuneError):
             await one.apply(one.current, REQUESTS)
 
 
@@ -268,7 +268,7 @@ def test_a_shed_burst_proves_nothing_and_bars_nothing() -> None:
     )
 
 
-async def test_a_shed_burst_does_not_end_the_calibration() -> None:
+async def test_a_shed_burst_does_not_end_the_calibration(messages: Messages) -> None:
     class Sheds(Slow):
         message = FULL
 
@@ -285,7 +285,7 @@ async def test_a_shed_burst_does_not_end_the_calibration() -> None:
     await run._calibrate()
     assert run.measured[0].load.late == 1
     one.message = "the connection was lost: reset"
-    with pytest.raises(TuneError, match="without overload: the connection was lost"):
+    with messages.raises(TuneError):
         await begun(one, TuningOptions())._calibrate()
 
 
@@ -298,12 +298,12 @@ class Bursts(Slow):
         return few_fail(error_response(self.description))
 
 
-async def test_bursts_beyond_a_short_queue_still_time_the_steps() -> None:
+async def test_bursts_beyond_a_short_queue_still_time_the_steps(messages: Messages) -> None:
     server = Bursts(1e6, carried=50.0)
     found = await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
     assert len(found.latencies) > 700
     server.description = "500 Internal MeasuredServer Error: no"
-    with pytest.raises(TuneError, match="requests fail while the steps are timed: 500"):
+    with messages.raises(TuneError, match="500"):
         await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
 
 

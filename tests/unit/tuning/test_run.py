@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support import builders
+from tests.support.messages import Messages
 from tests.unit.tuning.test_prediction import LENGTHS, PIPE
 from tests.unit.tuning.test_selection import BETTER, CURRENT, GRID, LATENCY_BUDGET, measured
 from triton_pipelines.tools.tuner import (
@@ -93,11 +94,11 @@ def test_a_report_recommends_what_is_proven_and_patches_it() -> None:
     assert {curve.name for curve in found.curves if curve.measured} == {"current", "recommended"}
 
 
-def test_a_report_without_proof_keeps_the_current_setting() -> None:
+def test_a_report_without_proof_keeps_the_current_setting(messages: Messages) -> None:
     found = report_of(None, proven=False)
     assert found.recommended == CURRENT
     assert found.patch == {}
-    assert "Keep the current setting" in found.message
+    messages.check(found.message)
 
 
 @pytest.mark.parametrize(
@@ -105,19 +106,16 @@ def test_a_report_without_proof_keeps_the_current_setting() -> None:
     [
         (
             [(4, 3.0), (40, 2.2), (467, 3.0)],
-            (
-                r"latency budget 30 ms\)\. Between 4\.0 and 467 requests/s the best p99 was "
-                r"2200 ms, at 40 requests/s"
-            ),
+            "requests/s",
         ),
         (
             [(40, math.inf), (467, math.inf)],
-            r"Between 40 and 467 requests/s too many requests failed for a p99",
+            "requests/s",
         ),
     ],
 )
 def test_a_report_in_which_nothing_kept_the_slo_says_so_with_figures_and_what_to_do(
-    points: list[tuple[float, float]], figures: str
+    points: list[tuple[float, float]], figures: str, messages: Messages
 ) -> None:
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
     found = report_on(
@@ -125,23 +123,27 @@ def test_a_report_in_which_nothing_kept_the_slo_says_so_with_figures_and_what_to
         [lost(rate) if p99 == math.inf else measured(CURRENT, rate, p99) for rate, p99 in points],
     )
     assert {point.outcome for point in found.points} == {PointOutcome.BREAKS}
-    assert found.message.startswith("No setting met the SLO of 35 ms ")
+    assert "SLO" in found.message
     assert re.search(figures, found.message)
     assert "Raise spec.slo.p99Milliseconds" in found.message
     assert "spec.tuning.mode: Thorough" in found.message
+    messages.check(found.message)
     assert "no other setting is predicted to serve more" not in found.message
     assert len(found.message) < 600, "whole in status.tuning"
     assert "No setting met" not in report_of(None, proven=False).message
 
 
-def test_where_answers_fell_behind_a_soon_p99_is_not_told_as_beyond_the_wall() -> None:
+def test_where_answers_fell_behind_a_soon_p99_is_not_told_as_beyond_the_wall(
+    messages: Messages,
+) -> None:
     """What fails is in no p99, and is in the time that answers took."""
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
     behind = SettingMeasurement(
         CURRENT, 62.5, LoadMeasurement(np.full(1000, 0.02), 1000, 0, 19.0, offered=62.5)
     )
     found = report_on(built, [behind, behind])
-    assert "the best p99 was 20 ms, at 62 requests/s, but with a growing backlog" in found.message
+    assert "requests/s" in found.message
+    messages.check(found.message)
     late = report_on(built, [measured(CURRENT, 40, 2.2)] * 2)
     assert "backlog" not in late.message
 
@@ -253,7 +255,7 @@ class Gone:
 
 @pytest.mark.parametrize("points", [1, 3])
 async def test_a_server_that_goes_leaves_what_was_measured(
-    points: int, monkeypatch: pytest.MonkeyPatch
+    points: int, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
 
@@ -276,7 +278,7 @@ async def test_a_server_that_goes_leaves_what_was_measured(
         TuningTarget("", lambda _: built.graph), built.pipeline, built.graph, TuningOptions()
     )
     if points < 2:
-        with pytest.raises(TuneError, match="cannot be reached"):
+        with messages.raises(TuneError):
             await tuning
         return
     found = await tuning

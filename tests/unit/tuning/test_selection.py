@@ -255,7 +255,7 @@ def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
     ).is_better, "and so does a failed request"
 
 
-def test_a_rival_counts_where_it_was_measured_again() -> None:
+def test_a_challenger_counts_where_it_was_measured_again() -> None:
     other = BatchingSetting(64, 0, 1, 2)
     points = [
         measured(CURRENT, 400, 0.02),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.messages import Messages
 from triton_pipelines.tools.tuner.step_time_fit import MAX_RESIDUAL, StepCost, TimingSample, fit
 
 SIZES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 64, 256)
@@ -88,8 +89,8 @@ def test_contention_and_stretch_multiply() -> None:
     assert cost.seconds(1, 1, 0) == pytest.approx(3e-3)
 
 
-def test_nothing_measured_is_said() -> None:
-    with pytest.raises(ValueError, match="nothing was measured"):
+def test_nothing_measured_is_said(messages: Messages) -> None:
+    with messages.raises(ValueError):
         fit([TimingSample(1, 1, 1, 0.0, 0)])
 
 
