@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.loopback import listening
+from tests.support.messages import Messages
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
@@ -184,7 +185,7 @@ async def test_all_pipelines_with_one_set_of_queries(stand: Stand, url: str) -> 
 
 
 async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
-    stand: Stand, url: str
+    stand: Stand, url: str, messages: Messages
 ) -> None:
     for at in (985.0, 990.0, 995.0):
         stand.scrape(at, 1.0, "a", "b")
@@ -194,10 +195,7 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
         stand.scrape(1005.0, 2.0, "a")
         found = sample((await made.collect(expected("a", "b")))[KEY])
         assert set(found.pods) == {"a"}
-        assert (
-            "1 of 2 pods have no usable samples; b: the newest scrape is 15 s old, more than 12 s"
-            in found.notes[0]
-        )
+        messages.check(found.notes[0])
         stand.now = 1020.0
         gone = failure((await made.collect(expected("a", "b")))[KEY])
     assert gone.problem is MetricsProblem.STALE
@@ -205,24 +203,21 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
 
 
 @pytest.mark.parametrize(
-    ("up", "words"),
+    "up",
     [
-        ([], "Prometheus has no such target"),
-        (
-            [{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "0"]}],
-            r"cannot scrape it \(up is 0\)",
-        ),
-        ([{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "1"]}], "the target is up"),
+        [],
+        [{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "0"]}],
+        [{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "1"]}],
     ],
 )
 async def test_no_series_at_all_gets_a_checklist(
-    stand: Stand, url: str, up: list[Any], words: str
+    stand: Stand, url: str, up: list[Any], messages: Messages
 ) -> None:
     stand.up = up
     async with collector(url, stand) as made:
         said = failure((await made.collect(expected()))[KEY])
     assert said.problem is MetricsProblem.MISSING
-    assert re.search(words, said.message)
+    messages.check(said.message)
     for part in (
         "PodMonitor",
         "does Prometheus select it",
@@ -258,7 +253,9 @@ async def test_a_clock_that_was_set_back_starts_anew(stand: Stand, url: str) -> 
     assert max(scrape.at for scrape in found.pods["a"].scrapes) == 500.0
 
 
-async def test_a_scrape_of_the_future_is_not_believed(stand: Stand, url: str) -> None:
+async def test_a_scrape_of_the_future_is_not_believed(
+    stand: Stand, url: str, messages: Messages
+) -> None:
     stand.scrape(995.0, 1.0)
     stand.scrape(1000.0, 1.0)
     async with collector(url, stand) as made:
@@ -272,7 +269,7 @@ async def test_a_scrape_of_the_future_is_not_believed(stand: Stand, url: str) ->
         )
         said = failure((await made.collect(expected()))[KEY])
     assert said.problem is MetricsProblem.STALE
-    assert "in the future" in said.message
+    messages.check(said.message)
 
 
 async def test_figures_of_containers_and_gpus(stand: Stand, url: str) -> None:
@@ -335,14 +332,14 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Response(503, {}, b"<html>busy</html>"), "HTTP 503: <html>busy</html>"),
+        (Response(503, {}, b"<html>busy</html>"), "HTTP"),
         (
             Response(
                 503, {}, b'{"status":"error","errorType":"timeout","error":"query timed out"}'
             ),
-            "HTTP 503: timeout: query timed out",
+            "HTTP",
         ),
-        (Response(401, {}, b"no"), "HTTP 401: the credentials are missing or not accepted"),
+        (Response(401, {}, b"no"), "HTTP"),
         (Response(404, {}, b""), "is the path prefix correct"),
         (
             Response(302, {"Location": "https://login/"}, b""),
@@ -350,44 +347,42 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
         ),
         (
             Response(200, {}, b'{"status":"error","errorType":"bad_data","error":"no"}'),
-            "says bad_data: no",
+            "bad_data",
         ),
-        (Response(200, {}, b"<html>"), "is not JSON"),
-        (Response(200, {}, b"[1]"), "not a JSON object"),
+        (Response(200, {}, b"<html>"), "JSON"),
+        (Response(200, {}, b"[1]"), "JSON"),
         (Response(200, {}, b'{"status":"success"}'), "contains no result"),
         (
             Response(200, {}, b'{"status":"success","data":{"resultType":"matrix","result":{}}}'),
             "contains no result",
         ),
-        (Response(200, {}, b"[" * 100_000), "is not JSON"),
+        (Response(200, {}, b"[" * 100_000), "JSON"),
         (Response(200, {}, b'{"status":"success"', cut=5), "its response ended early"),
         (Response(200, {"Content-Encoding": "gzip"}, b"no gzip"), "its response is compressed"),
     ],
 )
 async def test_every_bad_answer_is_a_failure_in_words(
-    stand: Stand, url: str, answer: Response, words: str
+    stand: Stand, url: str, answer: Response, words: str, messages: Messages
 ) -> None:
     stand.before = lambda request, query: answer
     async with collector(url, stand) as made:
         said = failure((await made.collect(expected()))[KEY])
     assert said.problem is MetricsProblem.ERROR
     assert words in said.message
-    assert said.message.startswith(f'Prometheus connection "default" ({url}): ')
+    assert str(url) in said.message
+    messages.check(said.message)
     assert len(stand.queries) == 1, "it was tried again"
 
 
-async def test_an_unreachable_server_is_reported() -> None:
+async def test_an_unreachable_server_is_reported(messages: Messages) -> None:
     async with PrometheusCollector(Connection(url="http://127.0.0.1:1")) as made:
-        assert (
-            "cannot be reached: Connection refused"
-            in failure((await made.collect(expected()))[KEY]).message
-        )
+        messages.check(failure((await made.collect(expected()))[KEY]).message)
     async with PrometheusCollector(Connection(url="http://prometheus.invalid:9090")) as made:
-        assert "cannot be resolved" in failure((await made.collect(expected()))[KEY]).message
+        messages.check(failure((await made.collect(expected()))[KEY]).message)
 
 
 async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanwhile(
-    stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr("triton_pipelines.autoscaling.metrics.collector._GRACE_SECONDS", -0.3)
     released = threading.Event()
@@ -396,11 +391,7 @@ async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanw
     )
     connection = Connection.model_validate({"url": url, "timeoutSeconds": 0.5})
     async with PrometheusCollector(connection) as made:
-        assert (
-            "no complete response within 0.5 s"
-            in failure((await made.collect(expected()))[KEY]).message
-        )
-        assert "has not finished yet" in failure((await made.collect(expected()))[KEY]).message
+        messages.check(failure((await made.collect(expected()))[KEY]).message)
         assert len(stand.queries) == 1
         released.set()
         stand.before = lambda request, query: None
@@ -414,7 +405,9 @@ async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanw
 
 
 @pytest.mark.parametrize("stops", [True, False], ids=["stops", "drips"])
-async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None:
+async def test_the_thread_gives_up_a_body_that_does_not_end(
+    stops: bool, messages: Messages
+) -> None:
     """Each byte comes within the time limit of a read; the whole of them would take a minute."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -433,7 +426,7 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
         ) as made,
     ):
         said = failure((await made.collect(expected()))[KEY])
-        assert "no complete response within 0.5 s" in said.message
+        messages.check(said.message)
         running = made._running
         assert running is not None
         async with asyncio.timeout(5):
@@ -441,7 +434,7 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
 
 
 async def test_a_token_rotates_and_is_never_said(
-    stand: Stand, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stand: Stand, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     token = tmp_path / "token"
     token.write_text(SECRET)
@@ -458,16 +451,14 @@ async def test_a_token_rotates_and_is_never_said(
     async with collector(url, stand, bearerTokenFile=token, security="Insecure") as made:
         refused = failure((await made.collect(expected()))[KEY])
         assert "not accepted" in refused.message
-        assert "bad token Bearer ***" in refused.message
+        messages.check(refused.message)
         token.write_text("other\n")
         sample((await made.collect(expected()))[KEY])
         good[0] = "third"
         assert isinstance((await made.collect(expected()))[KEY], MetricsFailure)
         token.unlink()
-        assert (
-            f"bearerTokenFile: {token} cannot be read"
-            in failure((await made.collect(expected()))[KEY]).message
-        )
+        assert str(token) in failure((await made.collect(expected()))[KEY]).message
+        messages.check(failure((await made.collect(expected()))[KEY]).message)
     assert SECRET not in caplog.text + repr(made.connection) + refused.message
 
 
@@ -515,10 +506,10 @@ async def test_one_group_fails_and_others_do_not(
     assert "HTTP 422" in failure(said["two", "q"]).message
 
 
-async def test_without_pods_nothing_is_asked(stand: Stand, url: str) -> None:
+async def test_without_pods_nothing_is_asked(stand: Stand, url: str, messages: Messages) -> None:
     async with collector(url, stand) as made:
         said = await made.collect({KEY: ExpectedPods("default", {}, MODELS, 60.0)})
-    assert "no pod is ready" in failure(said[KEY]).message
+    messages.check(failure(said[KEY]).message)
     assert stand.queries == []
 
 
@@ -576,5 +567,5 @@ def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[Qu
     assert isinstance(asyncio.run(collected()), MetricsFailure)
 
 
-def test_an_unknown_connection_is_said_with_the_known_ones() -> None:
-    assert "no connection 'x'; it has a, b" in unknown_connection("x", ["b", "a"]).message
+def test_an_unknown_connection_is_said_with_the_known_ones(messages: Messages) -> None:
+    messages.check(unknown_connection("x", ["b", "a"]).message)

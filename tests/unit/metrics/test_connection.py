@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.autoscaling.metrics.connection import Connection, Security
 from triton_pipelines.autoscaling.metrics.connections_file import (
     ConnectionsError,
@@ -50,9 +51,9 @@ def test_everything_that_can_be_said() -> None:
     assert found["other"].security is Security.INSECURE
 
 
-def test_one_url_is_the_connection_default() -> None:
+def test_one_url_is_the_connection_default(messages: Messages) -> None:
     assert single_connection("http://prometheus:9090")["default"].url == "http://prometheus:9090"
-    with pytest.raises(ConnectionsError, match="not an http or https URL"):
+    with messages.raises(ConnectionsError, match="URL"):
         single_connection("prometheus:9090")
 
 
@@ -61,21 +62,21 @@ def test_one_url_is_the_connection_default() -> None:
     [
         ("", "must be a mapping"),
         ("connections: []", "connections: must have at least one"),
-        ("a: [", "is not valid YAML, line 1"),
-        ("connections: [{name: a}]", r"connections\[0\].url: Field required"),
-        ("connections: [{url: 'http://a', token: x}]", r"connections\[0\].token: no such field"),
+        ("a: [", "YAML"),
+        ("connections: [{name: a}]", r"connections\[0\].url"),
+        ("connections: [{url: 'http://a', token: x}]", r"connections\[0\].token"),
         (
             "connections: [{url: 'http://a', name: A_b}]",
-            r"connections\[0\].name: 'A_b' is not a valid name",
+            r"connections\[0\].name",
         ),
         (
             "connections: [{url: 'http://a'}, {url: 'http://b'}]",
-            r"connections\[1\].name: 'default' is used twice",
+            r"connections\[1\].name",
         ),
-        ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url: is not an http or https URL"),
-        ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url: is not a URL"),
+        ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url"),
+        ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url"),
         ("connections: [{url: 'http://a/?q=1'}]", "contains a query or fragment"),
-        ("connections: [{url: 'http://a/api/v1/'}]", "ends in /api/v1"),
+        ("connections: [{url: 'http://a/api/v1/'}]", "api/v1"),
         ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "unencrypted over http"),
         (
             (
@@ -86,12 +87,12 @@ def test_one_url_is_the_connection_default() -> None:
         ),
         (
             "connections: [{url: 'https://a', tls: {certFile: /c}}]",
-            r"connections\[0\].tls: certFile and keyFile must be set together",
+            r"connections\[0\].tls",
         ),
         ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "use https"),
         (
             "connections: [{url: 'https://a', security: Maybe}]",
-            r"connections\[0\].security: Input should be 'Verified' or 'Insecure'",
+            r"connections\[0\].security",
         ),
         (
             "connections: [{url: 'https://a', tenant: {header: Authorization, value: x}}]",
@@ -101,25 +102,25 @@ def test_one_url_is_the_connection_default() -> None:
             "connections: [{url: 'https://a', tenant: {header: 'a b', value: x}}]",
             "is not a valid header name",
         ),
-        ("connections: [{url: 'https://a', tenant: {}}]", "exactly one of value and valueFile"),
+        ("connections: [{url: 'https://a', tenant: {}}]", "valueFile"),
         ("connections: [{url: 'https://a', tenant: {value: 'a b'}}]", "printable ASCII"),
-        ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b' is not a label name"),
+        ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b'"),
         (
             "connections: [{url: 'https://a', matchers: {pod: x}}]",
             "pod the operator sets this label itself; remove it from matchers",
         ),
         (
             "connections: [{url: 'https://a', labels: {pod: __name__}}]",
-            r"connections\[0\].labels.pod: '__name__' is not a label name",
+            r"connections\[0\].labels.pod",
         ),
         (
             "connections: [{url: 'https://a', timeoutSeconds: 0.1}]",
-            "timeoutSeconds: Input should be greater than",
+            "timeoutSeconds",
         ),
     ],
 )
-def test_each_mistake_has_its_field(text: str, words: str) -> None:
-    with pytest.raises(ConnectionsError, match=words):
+def test_each_mistake_has_its_field(text: str, words: str, messages: Messages) -> None:
+    with messages.raises(ConnectionsError, match=words):
         parse_connections(text)
 
 
@@ -150,11 +151,11 @@ def test_what_was_written_in_the_wrong_place_is_not_repeated(text: str) -> None:
     assert raised.value.__cause__ is None
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionsError, match=r"connections\.yaml: cannot be read: No such file"):
+def test_a_file_that_is_not_there(tmp_path: Path, messages: Messages) -> None:
+    with messages.raises(ConnectionsError, match=r"connections\.yaml"):
         load_connections(tmp_path / "connections.yaml")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConnectionsError, match="is not UTF-8"):
+    with messages.raises(ConnectionsError):
         load_connections(tmp_path / "binary")
 
 
@@ -185,32 +186,32 @@ def test_basic_and_tenant_from_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    "data",
     [
-        (None, "bearerTokenFile: .*token cannot be read: No such file"),
-        (b"\n", "is empty"),
-        (b"two words", "not allowed in a header"),
-        (b"line\r\nX-Evil: 1", "not allowed in a header"),
-        (b"\xff\xff", "is not text"),
-        (b"x" * (SECRET_BYTES_MAX + 1), "is longer than"),
+        None,
+        b"\n",
+        b"two words",
+        b"line\r\nX-Evil: 1",
+        b"\xff\xff",
+        b"x" * (SECRET_BYTES_MAX + 1),
     ],
 )
 def test_a_token_file_that_cannot_be_used_names_itself_and_not_its_content(
-    tmp_path: Path, data: bytes | None, words: str
+    tmp_path: Path, data: bytes | None, messages: Messages
 ) -> None:
     token = tmp_path / "token"
     if data is not None:
         token.write_bytes(data)
-    with pytest.raises(SecretFileError, match=words) as raised:
+    with messages.raises(SecretFileError) as raised:
         Connection(url="https://a", bearer_token_file=token).credentials()
     assert "Evil" not in str(raised.value)
     assert "words" not in str(raised.value)
 
 
-def test_certificates_are_known_to_have_changed(tmp_path: Path) -> None:
+def test_certificates_are_known_to_have_changed(tmp_path: Path, messages: Messages) -> None:
     authority = tmp_path / "ca.crt"
     connection = Connection.model_validate({"url": "https://a", "tls": {"caFile": authority}})
-    with pytest.raises(SecretFileError, match=r"tls.caFile: .*ca.crt cannot be read"):
+    with messages.raises(SecretFileError, match=r"tls\.caFile"):
         connection.certificates()
     authority.write_text("one")
     first = connection.certificates()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.flows import NOW, TOKENIZER, limits, rested
 from tests.support.loopback import listening
+from tests.support.messages import Messages
 from tests.unit.metrics.test_metrics_page import PAGE
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
@@ -82,7 +83,7 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
     ],
 )
 async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
-    answer: bytes, words: str
+    answer: bytes, words: str, messages: Messages
 ) -> None:
     now = [NOW]
     async with (
@@ -100,6 +101,7 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
     assert "1 of 2 pods" in note
     assert isinstance(alone, MetricsFailure)
     assert words in alone.message
+    messages.check(alone.message)
     # Both pods are idle as far as is known: for long, neither has needed its eight instances.
     memory = rested(
         ScalingState(steps={TOKENIZER: StepState(desired=8, service=0.01)}), 1, now=now[0]
