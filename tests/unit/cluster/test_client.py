@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from tests.support.messages import Messages
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import (
     Conflict,
@@ -228,12 +229,17 @@ async def test_delete_sends_preconditions_and_takes_absence_for_done(
     ],
 )
 async def test_answers_that_no_retry_helps(
-    script: Script, client: Client, code: int, reason: str, kind: type[Exception]
+    script: Script,
+    client: Client,
+    code: int,
+    reason: str,
+    kind: type[Exception],
+    messages: Messages,
 ) -> None:
     script.answers = [
         status(code, reason, "what the server said", causes=[{"field": "spec.x", "message": "bad"}])
     ]
-    with pytest.raises(kind, match="what the server said") as caught:
+    with messages.raises(kind) as caught:
         await client.get(CONFIG_MAPS, "n", "a")
     error: Any = caught.value
     assert (error.status, error.reason) == (code, reason)
@@ -242,13 +248,13 @@ async def test_answers_that_no_retry_helps(
 
 
 async def test_a_proxy_that_answers_in_html_is_reported_with_its_status(
-    script: Script, client: Client
+    script: Script, client: Client, messages: Messages
 ) -> None:
     async def html(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>", content_type="text/html")
 
     script.answers = [html] * 4
-    with pytest.raises(Unavailable, match="502 Bad Gateway"):
+    with messages.raises(Unavailable, match="502"):
         await client.get(CONFIG_MAPS, "n", "a")
     assert script.waits == [0.2, 0.4, 0.8]
 
@@ -297,7 +303,9 @@ async def test_a_refused_connection_repeats_everything(script: Script) -> None:
     assert len(script.waits) == 2
 
 
-async def test_a_stall_ends_at_the_timeout_and_is_not_repeated(script: Script) -> None:
+async def test_a_stall_ends_at_the_timeout_and_is_not_repeated(
+    script: Script, messages: Messages
+) -> None:
     released = asyncio.Event()
 
     async def stall(_: web.Request) -> web.StreamResponse:
@@ -306,7 +314,7 @@ async def test_a_stall_ends_at_the_timeout_and_is_not_repeated(script: Script) -
 
     script.answers = [stall]
     async with script.client(timeout_seconds=0.05) as client:
-        with pytest.raises(Unavailable, match=r"no response within 0\.05 s"):
+        with messages.raises(Unavailable):
             await client.get(CONFIG_MAPS, "n", "a")
     released.set()
     assert script.observed == [("get", "configmaps", "Timeout")]

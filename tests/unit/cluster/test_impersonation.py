@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.messages import Messages
 from tests.unit.cluster.test_client import CONFIG_MAP, Script, client, script, status
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import Forbidden, NamespaceTerminating, Unavailable
@@ -39,15 +40,12 @@ async def test_the_user_is_sent_and_groups_are_left_to_the_api_server(
     assert script.logins == 1, "the connections are shared"
 
 
-async def test_missing_verbs_are_named(script: Script, client: Client) -> None:
+async def test_missing_verbs_are_named(script: Script, client: Client, messages: Messages) -> None:
     script.answers += [REFUSED, review(True), review(False), review(False), review(True)]
     with pytest.raises(PermissionDenied) as caught:
         await write(client)
-    assert caught.value.message == (
-        "ConfigMap a was not written: the service account n/writer is not allowed to update, patch"
-        " configmaps; bind a role with these verbs to it, or name another account in"
-        " spec.serviceAccountName"
-    )
+    assert "spec.serviceAccountName" in caught.value.message
+    messages.check(caught.value.message)
     asked = [body["spec"]["resourceAttributes"] for _, _, _, body, _ in script.seen[1:]]
     assert [(one["verb"], one["name"], one["namespace"]) for one in asked] == [
         ("create", "", "n"),
@@ -62,16 +60,21 @@ async def test_missing_verbs_are_named(script: Script, client: Client) -> None:
 @pytest.mark.parametrize(
     ("resource", "subresource", "words"),
     [
-        (JOBS, "", "is not allowed to create, patch, delete jobs.batch;"),
-        (PODS, "", "is not allowed to delete pods;"),
-        (PODS, "resize", "is not allowed to patch pods/resize;"),
+        (JOBS, "", r"create, patch, delete jobs\.batch"),
+        (PODS, "", "delete pods"),
+        (PODS, "resize", "patch pods/resize"),
     ],
 )
 async def test_only_verbs_that_the_operator_uses_are_named(
-    script: Script, client: Client, resource: Resource, subresource: str, words: str
+    script: Script,
+    client: Client,
+    resource: Resource,
+    subresource: str,
+    words: str,
+    messages: Messages,
 ) -> None:
     script.answers += [REFUSED, *[review(False)] * words.count(","), review(False)]
-    with pytest.raises(PermissionDenied, match=words):
+    with messages.raises(PermissionDenied, match=words):
         await write(client, resource, subresource)
 
 
@@ -85,13 +88,10 @@ async def test_a_quota_is_not_taken_for_a_missing_permission(
 
 
 async def test_an_account_that_cannot_be_impersonated_is_named(
-    script: Script, client: Client
+    script: Script, client: Client, messages: Messages
 ) -> None:
     script.answers += [REFUSED, REFUSED]
-    with pytest.raises(
-        PermissionDenied,
-        match="the operator is not allowed to impersonate the service account n/writer; ask",
-    ):
+    with messages.raises(PermissionDenied, match="n/writer"):
         await write(client)
 
 

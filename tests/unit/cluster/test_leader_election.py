@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from kubernetes.aio.client import Configuration
 
+from tests.support.messages import Messages
 from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
 from triton_pipelines.app.main import Operator, classify_by_retry
 from triton_pipelines.app.operator_metrics import OperatorMetrics
@@ -69,13 +70,15 @@ def test_record_of_a_lease(lease: dict[str, Any], expected: LeaseRecord) -> None
 
 
 @pytest.mark.parametrize("timing", [(10, 10.0, 2.0), (15, 2.0, 2.0), (15, 10.0, 0.0)])
-def test_timing_that_does_not_fit_is_rejected(timing: tuple[int, float, float]) -> None:
-    with pytest.raises(ValueError, match="the duration must be longer than the"):
+def test_timing_that_does_not_fit_is_rejected(
+    timing: tuple[int, float, float], messages: Messages
+) -> None:
+    with messages.raises(ValueError):
         LeaseTiming(*timing)
 
 
-def test_timing_is_checked_at_start_up() -> None:
-    with pytest.raises(OperatorConfigError, match="lease duration 5 s"):
+def test_timing_is_checked_at_start_up(messages: Messages) -> None:
+    with messages.raises(OperatorConfigError):
         load_config({"leader_elect_lease_duration_seconds": 5}, {})
     with pytest.raises(OperatorConfigError, match="--leader-elect-lease-duration-seconds"):
         load_config({"leader_elect_lease_duration_seconds": 4.5}, {})
