@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.tools.loadgen import (
     Arrivals,
     InputValue,
@@ -115,9 +116,9 @@ def test_many_texts_stand_in_a_request_each_without_being_repeated_for_ever() ->
     assert {item for group in groups for item in group} == set(items)
 
 
-def test_a_file_of_texts() -> None:
+def test_a_file_of_texts(messages: Messages) -> None:
     assert read_lines("one\n\n  \ntwo words\n") == ["one", "two words"]
-    with pytest.raises(TextsError, match="contains no text"):
+    with messages.raises(TextsError):
         read_lines("\n \n")
 
 
@@ -150,17 +151,18 @@ def test_input_data_of_perf_analyzer() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"data": [', "is not valid JSON"),
+        ('{"data": [', "JSON"),
         ('{"data": []}', '"data": a list'),
-        ('{"data": [3]}', "data[0]: must be a mapping"),
-        ('{"data": [{"A": [1]}, {"B": [1]}]}', "data[1]: contains B, the first entry A"),
+        ('{"data": [3]}', "data[0]"),
+        ('{"data": [{"A": [1]}, {"B": [1]}]}', "data[1]"),
         ('{"data": [{"A": {"b64": "!"}}]}', "data[0].A.b64"),
-        ('{"data": [{"A": {"shape": [1]}}]}', 'data[0].A: must contain "content"'),
+        ('{"data": [{"A": {"shape": [1]}}]}', "data[0].A"),
         ('{"data": [{"A": {"content": [1], "shape": [-1]}}]}', "data[0].A.shape"),
-        ('{"data": [[{"A": [[1]]}]]}', "data[0][0].A: must be a list"),
+        ('{"data": [[{"A": [[1]]}]]}', "data[0][0].A"),
     ],
 )
-def test_wrong_input_data_names_the_place(content: str, message: str) -> None:
+def test_wrong_input_data_names_the_place(content: str, message: str, messages: Messages) -> None:
     with pytest.raises(TextsError) as caught:
         read_perf_analyzer(content)
     assert message in str(caught.value)
+    messages.check(str(caught.value))

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.tools.loadgen import (
     LoadGeneratorError,
     LoadSpec,
@@ -104,7 +105,7 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
     assert found[1].median("requests_per_s") > 0
 
 
-def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
+def test_a_server_that_goes_leaves_what_was_measured(server: _Server, messages: Messages) -> None:
     server.first = False
     target = LoadTarget(
         f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"]
@@ -119,7 +120,7 @@ def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
             server.shutdown()
             server.server_close()
 
-    with pytest.raises(SweepEndedError, match="ended after 2 of 6 runs") as caught:
+    with messages.raises(SweepEndedError) as caught:
         sweep([(target, spec) for spec in specs], 2, tell)
     assert {
         place: (item.spec.concurrency, len(item.runs))

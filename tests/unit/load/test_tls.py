@@ -13,6 +13,7 @@ import pytest
 
 from e2e.local.pki import Authority
 from tests.support.loopback import listening
+from tests.support.messages import Messages
 from triton_pipelines.tools.loadgen import LoadGeneratorError, LoadSpec, LoadTarget, run_load
 
 ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
@@ -65,15 +66,19 @@ async def test_an_authority_of_the_environment_is_trusted(
     assert not result.errors
 
 
-async def test_a_certificate_that_is_refused_says_how_to_trust_it(tmp_path: Path) -> None:
+async def test_a_certificate_that_is_refused_says_how_to_trust_it(
+    tmp_path: Path, messages: Messages
+) -> None:
     async with serving(tmp_path) as target:
-        with pytest.raises(LoadGeneratorError, match=r"certificate was rejected: .*SSL_CERT_FILE"):
+        with messages.raises(LoadGeneratorError, match="SSL_CERT_FILE"):
             await run_load(target, ONCE)
 
 
-async def test_a_server_without_tls_is_not_told_to_be_a_matter_of_rights(tmp_path: Path) -> None:
+async def test_a_server_without_tls_is_not_told_to_be_a_matter_of_rights(
+    tmp_path: Path, messages: Messages
+) -> None:
     # The number of a TLS error is 1, which is the system's "Operation not permitted".
     async with serving(tmp_path, tls=False) as target:
-        with pytest.raises(LoadGeneratorError, match="if the server does not use TLS") as caught:
+        with messages.raises(LoadGeneratorError, match="TLS") as caught:
             await run_load(target, ONCE)
     assert "not permitted" not in str(caught.value)
