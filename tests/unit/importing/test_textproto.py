@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.messages import Messages
 from triton_pipelines.tools.importer.import_notes import (
     ModelRepositoryError,
     NoteSeverity,
@@ -30,12 +31,8 @@ def test_templates_in_texts_stay_and_are_named() -> None:
     assert read.templates == (("dir", "m/config.pbtxt:3"),)
 
 
-def test_templates_elsewhere_are_asked_for_together() -> None:
-    with pytest.raises(
-        UnfilledTemplateError,
-        match=r"contains templates .*: rows \(m/config\.pbtxt:1\), count \(m/config\.pbtxt:2\).*"
-        " --set rows=VALUE --set count=VALUE",
-    ):
+def test_templates_elsewhere_are_asked_for_together(messages: Messages) -> None:
+    with messages.raises(UnfilledTemplateError, match=r"m/config\.pbtxt"):
         read_config(
             "max_batch_size: ${rows}\ninstance_group { count: ${count} }\n# ${other}\n",
             "m/config.pbtxt",
@@ -74,10 +71,8 @@ def test_a_batcher_of_an_ensemble_is_set_aside(batcher: str, first: bool) -> Non
     assert read.config.parameters["text"].string_value == 'dynamic_batching { " }'
 
 
-def test_two_schedulers_of_a_model_are_refused() -> None:
-    with pytest.raises(
-        ModelRepositoryError, match="sets both dynamic_batching and sequence_batching"
-    ):
+def test_two_schedulers_of_a_model_are_refused(messages: Messages) -> None:
+    with messages.raises(ModelRepositoryError, match="sequence_batching"):
         read_config("dynamic_batching { }\nsequence_batching { }\n", "m/config.pbtxt", {})
 
 
@@ -93,12 +88,12 @@ def test_unknown_fields_are_named_with_their_line() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("name: 7\n", r"m/config\.pbtxt:1: is not a ModelConfig"),
-        ("input {\n  dims: x\n}\n", r"m/config\.pbtxt:2: is not a ModelConfig"),
-        ("input {\n", r"m/config\.pbtxt.*: is not a ModelConfig"),
-        ("tomorrow: 1\nmax_batch_size: x\n", r"m/config\.pbtxt:2: is not a ModelConfig"),
+        ("name: 7\n", r"m/config\.pbtxt"),
+        ("input {\n  dims: x\n}\n", r"m/config\.pbtxt"),
+        ("input {\n", r"m/config\.pbtxt"),
+        ("tomorrow: 1\nmax_batch_size: x\n", r"m/config\.pbtxt"),
     ],
 )
-def test_what_is_no_config_is_named_with_its_line(text: str, told: str) -> None:
-    with pytest.raises(ModelRepositoryError, match=told):
+def test_what_is_no_config_is_named_with_its_line(text: str, told: str, messages: Messages) -> None:
+    with messages.raises(ModelRepositoryError, match=told):
         read_config(text, "m/config.pbtxt", {})
