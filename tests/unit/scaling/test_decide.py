@@ -21,6 +21,7 @@ from tests.support.flows import (
     rested,
     sample,
 )
+from tests.support.messages import Messages
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
@@ -209,7 +210,7 @@ def test_nothing_known_of_the_cost_of_a_request_holds() -> None:
     assert (done.steps[0].count, done.verdict) == (2, Verdict.UNKNOWN)
 
 
-def test_a_stall_grows_once_and_is_then_named() -> None:
+def test_a_stall_grows_once_and_is_then_named(messages: Messages) -> None:
     stalled = sample(Flow(rate=0, pending=3000, growth=10))
     first = decided(stalled, 2)
     assert first.steps[0].count > 2
@@ -227,7 +228,8 @@ def test_a_stall_grows_once_and_is_then_named() -> None:
     )
     third = decided(stalled, 2, state=ScalingState(steps={TOKENIZER: later}))
     assert (third.steps[0].count, third.verdict) == (2, Verdict.NO_PROGRESS)
-    assert "none has completed for 121 s" in third.message
+    assert "121" in third.message
+    messages.check(third.message)
     sleeping = rested(ScalingState(steps={TOKENIZER: replace(later, desired=9)}), 1)
     assert decided(stalled, 9, state=sleeping).steps[0].count == 9
 
@@ -235,11 +237,12 @@ def test_a_stall_grows_once_and_is_then_named() -> None:
 FULL = Flow(rate=300, service=0.95 / 300, pending=400, batch=64)
 
 
-def test_a_full_gpu_step_holds_and_says_so() -> None:
+def test_a_full_gpu_step_holds_and_says_so(messages: Messages) -> None:
     done = decided(sample(Flow(rate=300, pending=40, growth=2), FULL), 2)
     assert (done.steps[0].count, done.verdict) == (2, Verdict.GPU_BOUND)
     assert "95%" in done.message
-    assert "400 requests are queued" in done.message
+    assert "400" in done.message
+    messages.check(done.message)
     assert "held at 2: GPUBound" in done.limited
 
 
@@ -251,20 +254,24 @@ def test_a_gpu_step_that_is_busy_because_it_batches_little_is_not_full() -> None
     )
 
 
-def test_a_gpu_that_something_else_uses_is_bound_too_and_the_disagreement_is_told() -> None:
+def test_a_gpu_that_something_else_uses_is_bound_too_and_the_disagreement_is_told(
+    messages: Messages,
+) -> None:
     usage = PodUsage(NOW, gpu=0.99)
     done = decided(
         sample(Flow(rate=300), Flow(rate=300, service=0.001, pending=200, batch=8), usage=usage), 4
     )
     assert done.verdict is Verdict.GPU_BOUND
-    assert "is 30% busy, the GPU is 99% utilized" in done.message
-    assert "another process uses the GPU too" in done.message
+    assert "GPU" in done.message
+    assert "GPU" in done.message
+    messages.check(done.message)
 
 
-def test_a_busy_step_on_an_idle_gpu_is_told_too() -> None:
+def test_a_busy_step_on_an_idle_gpu_is_told_too(messages: Messages) -> None:
     done = decided(sample(Flow(rate=300), FULL, usage=PodUsage(NOW, gpu=0.2)), 5)
     assert done.verdict is Verdict.GPU_BOUND
-    assert "code on the CPU" in done.message
+    assert "CPU" in done.message
+    messages.check(done.message)
 
 
 def test_without_gpu_figures_the_steps_own_time_decides() -> None:
@@ -273,7 +280,9 @@ def test_without_gpu_figures_the_steps_own_time_decides() -> None:
     assert "GPUMetricsUnavailable" in done.message
 
 
-def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of() -> None:
+def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of(
+    messages: Messages,
+) -> None:
     bounds = replace(limits(), on_cpu=frozenset({MODEL}))
     done = decided(
         sample(Flow(rate=300, pending=40, growth=2), FULL, usage=PodUsage(NOW, gpu=1.0)),
@@ -281,7 +290,8 @@ def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of() -> No
         bounds=bounds,
     )
     assert (done.steps[0].count, done.verdict) == (2, Verdict.STEP_BOUND)
-    assert "model is 95% busy, on the CPU; 400 requests are queued for it" in done.message
+    assert "CPU" in done.message
+    messages.check(done.message)
     assert "held at 2: StepBound" in done.limited
     assert "GPU" not in done.message
     assert done.gpu_busy is None
@@ -304,11 +314,11 @@ def test_a_gpu_says_nothing_of_a_model_on_the_cpu_beside_it() -> None:
     )
 
 
-def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
+def test_a_gpu_step_that_runs_requests_one_by_one_is_told(messages: Messages) -> None:
     alone = Flow(rate=300, service=0.8 / 300, pending=200, batch=1.02)
     done = decided(sample(Flow(rate=300, pending=40, growth=2), alone), 2)
     assert (done.steps[0].count, done.verdict) == (2, Verdict.BATCHING_INEFFECTIVE)
-    assert "1.02 requests per execution" in done.message
+    messages.check(done.message)
     assert (
         decided(
             sample(Flow(rate=300), alone), 5, bounds=replace(limits(), gpu_batches={MODEL: 0})
@@ -348,12 +358,12 @@ def test_throttling_stops_growth_but_takes_nothing_away() -> None:
     assert (calm.steps[0].count, calm.verdict) == (2, Verdict.CPU_CONTENDED)
 
 
-def test_others_that_use_the_cpu_are_told() -> None:
+def test_others_that_use_the_cpu_are_told(messages: Messages) -> None:
     done = decided(
         sample(Flow(rate=100), usage=PodUsage(NOW, cpu_cores=5.5)), 2, bounds=limits(cpu_limit=6)
     )
     assert done.verdict is Verdict.CPU_CONTENDED
-    assert "other threads in the pod use 4.5 cores" in done.message
+    messages.check(done.message)
 
 
 def test_a_cap_below_the_count_holds() -> None:
@@ -496,24 +506,25 @@ def test_fallbacks(fallback: Fallback, count: int) -> None:
     assert decided(GONE, 3, bounds=bounds, state=state).steps[0].count == count
 
 
-def test_a_partial_sample_may_raise_and_never_lowers() -> None:
+def test_a_partial_sample_may_raise_and_never_lowers(messages: Messages) -> None:
     part = sample(LOADED, pods=1)
     up = decided(part, 2, pods=2)
     assert up.steps[0].count > 2
     assert not up.fresh
-    assert "MetricsPartial: pod pod-1: no samples" in up.message
+    assert "MetricsPartial" in up.message
+    messages.check(up.message)
     quiet = sample(Flow(rate=10), pods=1)
     assert decided(quiet, 9, pods=2, state=rested(remembered(9), 1)).steps[0].count == 9
 
 
-def test_stale_and_missing_samples_are_told_apart_with_what_to_look_at() -> None:
+def test_stale_and_missing_samples_are_told_apart_with_what_to_look_at(messages: Messages) -> None:
     old = decided(sample(LOADED, now=NOW - 13), 2)
     assert old.verdict is Verdict.UNKNOWN
     assert old.problem is MetricsProblem.STALE
     none = decided(PipelineSample({}, INTERVAL, "default"), 2)
     assert none.problem is MetricsProblem.MISSING
-    assert none.message.startswith("no usable samples in default")
     assert "PodMonitor" in none.message
+    messages.check(none.message)
 
 
 def test_no_ready_pod() -> None:
