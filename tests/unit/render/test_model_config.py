@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from tests.support.builders import built, graph, options
+from tests.support.messages import Messages
 from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.graph.graph import Reference
 from triton_pipelines.compile.render import RenderError
@@ -131,7 +132,7 @@ def test_the_tokenizer_is_always_on_cpu() -> None:
         assert [group.kind for group in groups] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
 
 
-def test_a_count_changes_nothing_but_the_count() -> None:
+def test_a_count_changes_nothing_but_the_count(messages: Messages) -> None:
     for config in parsed(
         graph(
             tokenizer={
@@ -141,7 +142,7 @@ def test_a_count_changes_nothing_but_the_count() -> None:
         )
     ).values():
         if config.platform == "ensemble":
-            with pytest.raises(RenderError, match="one instance_group is expected, 0 found"):
+            with messages.raises(RenderError, match="instance_group"):
                 with_count(config, 3)
             continue
         before = model_config_pb2.ModelConfig()
@@ -158,6 +159,6 @@ def test_a_count_changes_nothing_but_the_count() -> None:
     "text",
     ["nosuch: 1", "name: 1", "max_batch_size: -", "dynamic_batching {} ensemble_scheduling {}"],
 )
-def test_text_that_is_no_config_is_refused(text: str) -> None:
-    with pytest.raises(RenderError, match="not a ModelConfig"):
+def test_text_that_is_no_config_is_refused(text: str, messages: Messages) -> None:
+    with messages.raises(RenderError, match="ModelConfig"):
         parse(text)
