@@ -120,13 +120,13 @@ def prepared_load(
 def _read(pipe: Connection, load: PreparedLoad) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            told = pipe.recv()
-            if isinstance(told, str):
-                load._failure = told
-            elif told is None:
+            reported = pipe.recv()
+            if isinstance(reported, str):
+                load._failure = reported
+            elif reported is None:
                 return
             else:
-                load.answers += [Answer(*one) for one in told]
+                load.answers += [Answer(*one) for one in reported]
 
 
 # --- in the process -------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class _Sender:
         self._stopped = False
         self._sent = 0
         self._changed = asyncio.Event()
-        self._told: list[tuple[float, float, str]] = []
+        self._reported: list[tuple[float, float, str]] = []
 
     async def run(self, address: str) -> None:
         asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._command)
@@ -189,9 +189,9 @@ class _Sender:
             self._flush()
 
     def _flush(self) -> None:
-        if self._told:
-            self._pipe.send(self._told)
-            self._told = []
+        if self._reported:
+            self._pipe.send(self._reported)
+            self._reported = []
 
     async def _pause(self, until: float) -> None:
         """Until then, or until something is commanded."""
@@ -231,4 +231,4 @@ class _Sender:
             error = ""
         except grpc.aio.AioRpcError as failed:
             error = f"{failed.code().name}: {failed.details()}"
-        self._told.append((due, time.monotonic(), error))
+        self._reported.append((due, time.monotonic(), error))

@@ -47,13 +47,13 @@ class Story:
 
     def conditions(self, kind: str) -> list[tuple[str, str, str]]:
         """(status, reason, message) of a condition, each time that it changed."""
-        told: list[tuple[str, str, str]] = []
+        reported: list[tuple[str, str, str]] = []
         for state in self.states():
             found = condition(state.get("status") or {}, kind)
             entry = (found.get("status", ""), found.get("reason", ""), found.get("message", ""))
-            if entry != ("", "", "") and (not told or told[-1] != entry):
-                told.append(entry)
-        return told
+            if entry != ("", "", "") and (not reported or reported[-1] != entry):
+                reported.append(entry)
+        return reported
 
 
 def version(state: Object) -> int:

@@ -86,9 +86,9 @@ def test_all_semantic_findings_at_once_and_the_running_version_untouched(
 def test_a_missing_source_is_named(pipeline: Pipeline, uri: str, words: str) -> None:
     step = "tokenizer" if uri.startswith("hf://") else "model"
     pipeline.apply(small("sentiment", **{step: {"source": {"uri": uri}}}))
-    told = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
-    assert f"spec.{step}.source" in told["message"]
-    assert words in told["message"]
+    reported = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
+    assert f"spec.{step}.source" in reported["message"]
+    assert words in reported["message"]
     assert pipeline.condition("Stalled") == {}  # it may appear: waited for, not given up
     assert pipeline.wait_event("SourceUnavailable")["type"] == "Warning"
 
@@ -103,8 +103,8 @@ def test_a_source_that_appears_later_is_fetched(
     pipeline.apply(
         small("sentiment", tokenizer={"source": {"uri": "configmap://words/tokenizer.json"}})
     )
-    told = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
-    assert "words" in told["message"]
+    reported = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
+    assert "words" in reported["message"]
     text = (tree.build() / tree.TOKENIZER_FOLDER / "tokenizer.json").read_text()
     document = {
         "apiVersion": "v1",
@@ -129,11 +129,11 @@ def test_a_wrong_checksum_stalls_the_rollout_and_the_old_revision_serves(
     else:
         source = {"uri": "s3://corrupt/models/sentiment/model.onnx", "sha256": right}
     pipeline.patch({"spec": {"model": {"source": source}}})
-    told = pipeline.wait_condition("Stalled", "True", "ChecksumMismatch")
-    assert "spec.model.source" in told["message"]
-    assert source["sha256"] in told["message"]
+    reported = pipeline.wait_condition("Stalled", "True", "ChecksumMismatch")
+    assert "spec.model.source" in reported["message"]
+    assert source["sha256"] in reported["message"]
     if how == "wrong-sum":
-        assert right in told["message"]
+        assert right in reported["message"]
     assert pipeline.condition("Available")["status"] == "True"
     assert pipeline.status()["servingRevision"] == good["servingRevision"]
     serves(pipeline, reach)
@@ -151,9 +151,9 @@ def test_a_model_that_does_not_fit_shows_both_sides(pipeline: Pipeline, reach: R
             }
         }
     )
-    told = pipeline.wait_condition("Stalled", "True", "ModelMismatch")
+    reported = pipeline.wait_condition("Stalled", "True", "ModelMismatch")
     for side in ("spec.model", "scores", "logits"):
-        assert side in told["message"]
+        assert side in reported["message"]
     assert pipeline.condition("Available")["status"] == "True"
     assert pipeline.status()["servingRevision"] == good["servingRevision"]
     pipeline.wait_condition("ModelsReady", "False")
@@ -165,9 +165,9 @@ def test_an_image_that_cannot_be_pulled_is_named(pipeline: Pipeline, reach: Reac
     pipeline.wait_ready()
     image = "registry.invalid/nobody/tritonserver:24.10"
     pipeline.patch({"spec": {"server": {"image": image}}})
-    told = pipeline.wait_condition("Ready", "False", "ImageUnavailable")
-    assert image in told["message"]
-    assert "triton" in told["message"]
+    reported = pipeline.wait_condition("Ready", "False", "ImageUnavailable")
+    assert image in reported["message"]
+    assert "triton" in reported["message"]
     assert pipeline.condition("Available")["status"] == "True"
     serves(pipeline, reach)
 
@@ -178,18 +178,18 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(
     pipeline.apply(
         small("sentiment", server={"gpu": {"count": 1, "products": ["NVIDIA-Nonesuch"]}})
     )
-    told = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
-    assert "requests 1 nvidia.com/gpu" in told["message"]
+    reported = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
+    assert "requests 1 nvidia.com/gpu" in reported["message"]
     offers = []
     for node in kube.objects("Node"):
         amount = node["status"]["allocatable"].get("nvidia.com/gpu", "0")
         if amount != "0":
             offers.append(f"{node['metadata']['name']}: {amount}")
     for offer in offers:
-        assert offer in told["message"]
+        assert offer in reported["message"]
     if not offers:
-        assert "none of" in told["message"]
-    assert "of product NVIDIA-Nonesuch;" in told["message"]
+        assert "none of" in reported["message"]
+    assert "of product NVIDIA-Nonesuch;" in reported["message"]
     assert pipeline.condition("Stalled") == {}
     pipeline.patch({"spec": {"server": {"gpu": {"count": 0, "products": None}}}})
     pipeline.wait_ready()
@@ -197,16 +197,16 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(
 
 def test_more_gpus_than_there_are(pipeline: Pipeline) -> None:
     pipeline.apply(small("sentiment", server={"gpu": {"count": 64}}))
-    told = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
-    assert "requests 64 nvidia.com/gpu" in told["message"]
+    reported = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
+    assert "requests 64 nvidia.com/gpu" in reported["message"]
 
 
 def test_a_truncated_source_is_not_taken_for_a_model(pipeline: Pipeline) -> None:
     pipeline.apply(
         small("sentiment", model={"source": {"uri": "s3://truncated/models/sentiment/model.onnx"}})
     )
-    told = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
-    assert "spec.model.source" in told["message"]
+    reported = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
+    assert "spec.model.source" in reported["message"]
     wait_for(
         "no pod serves",
         lambda: pipeline.status().get("readyReplicas", 0),

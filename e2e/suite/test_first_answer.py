@@ -106,10 +106,10 @@ def test_status_describes_the_model_that_the_server_serves(
     serving: dict[str, tuple[Pipeline, Endpoint]],
 ) -> None:
     pipeline, endpoint = serving["embedding"]
-    told = pipeline.status()["ensemble"]
+    reported = pipeline.status()["ensemble"]
     metadata = (
         httpx.get(
-            f"{endpoint.http}/v2/models/{told['modelName']}",
+            f"{endpoint.http}/v2/models/{reported['modelName']}",
             timeout=clients.SECONDS,
             trust_env=False,
         )
@@ -120,22 +120,22 @@ def test_status_describes_the_model_that_the_server_serves(
         assert [
             {"name": t["name"], "dataType": t["datatype"], "shape": t["shape"]}
             for t in metadata[kind]
-        ] == told[kind]
+        ] == reported[kind]
 
 
 def test_events_tell_the_story(serving: dict[str, tuple[Pipeline, Endpoint]]) -> None:
     pipeline = serving["sentiment"][0]
     revision = pipeline.status()["revision"]
     pipeline.wait_event("Succeeded")
-    told = {event["reason"]: event for event in pipeline.events()}
-    assert told["RolloutStarted"]["note"] == f"rolling out revision {revision}"
-    assert told["Succeeded"]["type"] == "Normal"
-    assert revision in told["Succeeded"]["note"]
+    reported = {event["reason"]: event for event in pipeline.events()}
+    assert reported["RolloutStarted"]["note"] == f"rolling out revision {revision}"
+    assert reported["Succeeded"]["type"] == "Normal"
+    assert revision in reported["Succeeded"]["note"]
     # The server of the local cluster is an old release, and the operator warns about it.
-    assert {reason for reason, event in told.items() if event["type"] != "Normal"} == {
+    assert {reason for reason, event in reported.items() if event["type"] != "Normal"} == {
         "SpecWarning"
     }
-    assert "security bulletins" in told["SpecWarning"]["note"]
+    assert "security bulletins" in reported["SpecWarning"]["note"]
 
 
 def test_kubectl_shows_columns_for_people(

@@ -42,8 +42,8 @@ def test_suspend_takes_the_pods_and_keeps_the_rest(pipeline: Pipeline, open_endp
     }
 
     pipeline.patch({"spec": {"suspend": "Enabled"}})
-    told = pipeline.wait_condition("Ready", "True", "Suspended")
-    assert "suspend" in told["message"]
+    reported = pipeline.wait_condition("Ready", "True", "Suspended")
+    assert "suspend" in reported["message"]
     pipeline.wait("no pods", lambda _: not pipeline.pods())
     pipeline.wait_condition("Available", "False", "Suspended")
     assert {

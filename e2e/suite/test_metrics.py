@@ -24,7 +24,7 @@ from triton_pipelines.api import names
 CONNECTION = "beside"
 SCRAPE_SECONDS = 5.0
 STALE_AFTER = 10
-TOLD_SECONDS = 120.0
+REPORTED_SECONDS = 120.0
 """A status is written at most once a minute where no verdict changed."""
 USED_SECONDS = 180.0
 """cAdvisor looks every 10 to 15 s, and its rates are over a minute."""
@@ -68,13 +68,13 @@ def scaled_by_it(**changes: Any) -> dict[str, Any]:
     return wanted
 
 
-def told(
+def condition_message(
     pipeline: TinyPipeline,
     kind: str,
     status: str,
     reason: str,
     words: str = "",
-    deadline: float = TOLD_SECONDS,
+    deadline: float = REPORTED_SECONDS,
 ) -> str:
     """A condition's message, once it has these words."""
 
@@ -96,14 +96,16 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
     tiny.serve("old", **scaled_by_it())
     prometheus.watch(kube, tiny.namespace)
     scaled, pods = Scaled(tiny), starts(tiny)
-    told(tiny, "MetricsAvailable", "True", "Succeeded", f'Prometheus connection "{CONNECTION}"')
+    condition_message(
+        tiny, "MetricsAvailable", "True", "Succeeded", f'Prometheus connection "{CONNECTION}"'
+    )
     with (
         tiny.load(**LOAD) as load,
         watched(kube, tiny.namespace, "configmaps", names.LABEL_PIPELINE),
     ):
         grown = scaled.wait_running(lambda count: count > 1, "more", GROWN_SECONDS)
         prometheus.kill()
-        message = told(tiny, "MetricsAvailable", "False", "PrometheusError")
+        message = condition_message(tiny, "MetricsAvailable", "False", "PrometheusError")
         assert "Check: 1. is it running" in message
         load.wait_requests()
         assert scaled.recorded() >= grown
@@ -122,8 +124,8 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
     assert scaled.recorded() >= grown
     assert set(scaled.running()) == {scaled.recorded()}
     prometheus.restart_empty()
-    told(tiny, "MetricsAvailable", "True", "Succeeded")
-    scaled.wait_running(lambda count: count == 1, "1", TOLD_SECONDS)
+    condition_message(tiny, "MetricsAvailable", "True", "Succeeded")
+    scaled.wait_running(lambda count: count == 1, "1", REPORTED_SECONDS)
     assert starts(tiny) == pods, "no pod was made anew or restarted"
     assert_none_lost(load, {"old"})
 
@@ -165,7 +167,9 @@ def test_cpu_and_throttling_of_the_node_reach_the_decision(
             lambda item: _bottleneck(item) in ("CPUBound", "CPUContended"),
             USED_SECONDS,
         )
-        message = told(tiny, "ScalingActive", "True", "Succeeded", "throttled", USED_SECONDS)
+        message = condition_message(
+            tiny, "ScalingActive", "True", "Succeeded", "throttled", USED_SECONDS
+        )
         before = Scaled(tiny).recorded()
         load.wait_requests(answered=True)
         assert Scaled(tiny).recorded() == before

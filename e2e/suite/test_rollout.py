@@ -71,15 +71,15 @@ def test_a_failed_surge_costs_nothing(
     before = tiny.pod_names()
     with tiny.load() as load:
         tiny.change("new", model=model)
-        told = tiny.wait_condition("Ready", "False", reason)
+        reported = tiny.wait_condition("Ready", "False", reason)
         load.wait_requests()
     for word in words:
-        assert word in told["message"]
+        assert word in reported["message"]
     assert tiny.condition("Available")["status"] == "True"
     assert tiny.status()["servingRevision"] == old != tiny.status()["revision"]
     if reason == "ModelMismatch":
         assert tiny.condition("Stalled")["status"] == "True"
-        assert f"revision {old} keeps serving" in told["message"]
+        assert f"revision {old} keeps serving" in reported["message"]
     assert before <= {pod["metadata"]["name"] for pod in tiny.serving_pods()}
     assert not [outcome for outcome in load.outcomes if outcome.error]
     assert {answer for summary in load.summary().values() for answer in summary.answers} == {"old"}
@@ -104,10 +104,10 @@ def test_without_room_a_wrong_edit_costs_nothing(
     old, before = served["status"]["revision"], tiny.pod_names()
     with tiny.load() as load, watched(kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("new", model=model)
-        told = tiny.wait_condition("Ready", "False", reason)
+        reported = tiny.wait_condition("Ready", "False", reason)
         load.wait_requests()
     for word in ("preflight: pod ", *words, f"revision {old} keeps serving"):
-        assert word in told["message"]
+        assert word in reported["message"]
     assert {status for status, _, _ in story.conditions("Available")} == {"True"}
     assert before <= {pod["metadata"]["name"] for pod in tiny.serving_pods()}
     assert not [outcome for outcome in load.outcomes if outcome.error]
@@ -163,7 +163,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     serving = tiny.status()["revision"]
     with watched(kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("worse", model=OTHER_MODEL, rollout={"preflight": "Disabled"})
-        told = tiny.wait_condition("Ready", "False", "RolledBack")
+        reported = tiny.wait_condition("Ready", "False", "RolledBack")
         tiny.wait_condition("Available", "True")
     failed = tiny.status()["revision"]
     for words in (
@@ -172,7 +172,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
         "ModelMismatch",
         "other.onnx",
     ):
-        assert words in told["message"]
+        assert words in reported["message"]
     assert tiny.condition("Stalled")["status"] == "True"
     assert tiny.status()["servingRevision"] == serving
     available = story.conditions("Available")

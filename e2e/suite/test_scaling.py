@@ -99,7 +99,7 @@ class Scaled:
         )
         return int(self._pipeline.kube.request("GET", path)["instance_group"][0]["count"])
 
-    def told(self) -> Mapping[str, Any]:
+    def reported_step(self) -> Mapping[str, Any]:
         """The step's entry of the status."""
         return next(item for item in self._pipeline.status()["steps"] if item["name"] == STEP)
 
@@ -158,7 +158,9 @@ def test_counts_follow_the_load_in_place(
         tiny.wait(
             "its status tells",
             lambda item: (
-                _told(item)["instances"] == _told(item)["desiredInstances"] == scaled.recorded()
+                _reported_step(item)["instances"]
+                == _reported_step(item)["desiredInstances"]
+                == scaled.recorded()
             ),
             RECORDED_SECONDS,
         )
@@ -191,7 +193,9 @@ def test_counts_follow_the_load_in_place(
     # The load has ended: down again, in place, once the stabilization is over.
     assert grown > 1
     scaled.wait_running(lambda count: count == 1, "1", SHRUNK_SECONDS)
-    tiny.wait("its status tells", lambda item: _told(item)["instances"] == 1, RECORDED_SECONDS)
+    tiny.wait(
+        "its status tells", lambda item: _reported_step(item)["instances"] == 1, RECORDED_SECONDS
+    )
     assert starts(tiny) == pods
     assert tiny.status()["revision"] == before
     assert {
@@ -209,7 +213,7 @@ def test_counts_follow_the_load_in_place(
     scaled.wait_running(lambda count: count == 2, "2", RECORDED_SECONDS)
 
 
-def _told(item: Object) -> Mapping[str, Any]:
+def _reported_step(item: Object) -> Mapping[str, Any]:
     return next(step for step in item["status"]["steps"] if step["name"] == STEP)
 
 
@@ -241,9 +245,9 @@ def test_advice_changes_nothing_and_disabled_does_not_look(
         assert [Scaled(pipeline).running() for pipeline in bystanders] == [[1], [1]]
     (advice, *_) = _advice(item)
     assert (advice["step"], advice["from"]) == (STEP, 1)
-    told = condition(item["status"], "ScalingActive")
-    assert (told["status"], told["reason"]) == ("False", "Advisory")
-    assert f"{STEP} would go from 1 to {advice['to']}" in told["message"]
+    reported = condition(item["status"], "ScalingActive")
+    assert (reported["status"], reported["reason"]) == ("False", "Advisory")
+    assert f"{STEP} would go from 1 to {advice['to']}" in reported["message"]
     wait_for("an event of it", lambda: events(advised, "ScalingAdvised"), bool, RECORDED_SECONDS)
     assert [Scaled(pipeline).recorded() for pipeline in bystanders] == [1, 1]
     status = disabled.status()

@@ -30,7 +30,7 @@ def test_a_run_costs_no_live_request_and_leaves_nothing(kube: Kube, tiny: TinyPi
     served = {pod["metadata"]["name"]: pod for pod in tiny.serving_pods()}
     with tiny.load() as load:
         tiny.patch({"spec": {"tuning": {"request": "once"}}})
-        told = wait_for(
+        reported = wait_for(
             "the run's end",
             lambda: tuning(tiny),
             lambda state: state.get("state") in ("Succeeded", "Failed"),
@@ -38,7 +38,7 @@ def test_a_run_costs_no_live_request_and_leaves_nothing(kube: Kube, tiny: TinyPi
         )
         load.wait_requests()
     assert_none_lost(load, {"old"})
-    assert told["request"] == "once"
+    assert reported["request"] == "once"
     wait_for(
         "nothing is left of the run",
         lambda: of_run(kube, tiny.namespace),
@@ -57,8 +57,8 @@ def test_a_run_costs_no_live_request_and_leaves_nothing(kube: Kube, tiny: TinyPi
     assert after == {key: value for key, value in spec.items() if key != "tuning"}, (
         "the spec is the user's"
     )
-    assert told["state"] == "Succeeded", told
-    assert len([point for point in told["points"] if point["outcome"] != "Predicted"]) >= 3
+    assert reported["state"] == "Succeeded", reported
+    assert len([point for point in reported["points"] if point["outcome"] != "Predicted"]) >= 3
 
 
 def tuning(tiny: TinyPipeline) -> Object:

@@ -202,12 +202,12 @@ def _description(definition: Definition) -> Iterator[Finding]:
         if not text.strip():
             yield path, "has no description"
             continue
-        told = (
+        reported = (
             {word.rstrip("s") for word in re.findall(r"[a-z]+", text.lower())}
             - FILLER
             - {word.rstrip("s") for word in _words(name)}
         )
-        if not told:
+        if not reported:
             yield path, f"its description says nothing that the name does not say: {text!r}"
         if text != text.strip() or not text.endswith((".", ")")):
             yield path, "its description does not end with a full stop"
@@ -336,19 +336,19 @@ def _units(definition: Definition) -> Iterator[Finding]:
             name,
             re.I,
         )
-        told = re.search(
+        reported = re.search(
             r"\b(milliseconds|microseconds|seconds|minutes|percent)\b|%",
             node.get("description", ""),
         )
-        if (wanted or told) and not name.endswith(UNITS):
+        if (wanted or reported) and not name.endswith(UNITS):
             yield (
                 path,
                 f"is a number with a unit that its name does not end with ({', '.join(UNITS)})",
             )
-        if told and name.endswith(UNITS):
-            unit = "Percent" if told[0] in ("percent", "%") else told[0].capitalize()
+        if reported and name.endswith(UNITS):
+            unit = "Percent" if reported[0] in ("percent", "%") else reported[0].capitalize()
             if not name.endswith(unit):
-                yield path, f"its description speaks of {told[0]}, its name does not"
+                yield path, f"its description speaks of {reported[0]}, its name does not"
 
 
 def _enums(definition: Definition) -> Iterator[Finding]:
@@ -508,11 +508,11 @@ def _messages(definition: Definition) -> Iterator[Finding]:
                         f"stop: {text!r}"
                     ),
                 )
-            told = (
+            reported = (
                 "fieldPath" in rule or "size(key)" in rule["rule"]
             )  # the API server puts the path before the message
             if (
-                not told
+                not reported
                 and read
                 and not any(re.search(rf"\b{re.escape(name)}\b", text) for name in read)
             ):

@@ -28,8 +28,8 @@ class Recording(Client):
 
     Where the test has set an error, it answers the live ConfigMap or the status with that error.
 
-    ``told`` has what was written of children and the status, in turn. ``posted`` has the reasons of
-    events.
+    ``writes`` lists the writes of children and of the status in order, ``posted`` the reasons of
+    the events.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Recording(Client):
         status_error: ClusterError | None = None,
     ) -> None:
         self.world, self.error, self.status_error = world, error, status_error
-        self.told: list[tuple[str, str]] = []
+        self.writes: list[tuple[str, str]] = []
         self.posted: list[str] = []
 
     async def apply(self, obj: Object, *, dry_run: bool = False, **_: Any) -> Object:
         if dry_run:  # a look at what is there
             known = self.world.secrets.get(obj["metadata"]["name"])
             return obj if known is None else seen(known)
-        self.told.append(("apply", obj["metadata"]["name"]))
+        self.writes.append(("apply", obj["metadata"]["name"]))
         if self.error is not None and obj["metadata"]["name"] == names.live_name(self.world.name):
             raise self.error
         self.world.take(obj)
@@ -68,14 +68,14 @@ class Recording(Client):
         return await self.apply(obj)
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
-        self.told.append(("status", str((obj["status"].get("tuning") or {}).get("state", ""))))
+        self.writes.append(("status", str((obj["status"].get("tuning") or {}).get("state", ""))))
         if self.status_error is not None:
             raise self.status_error
         self.world.document["status"] = copied(obj["status"])
         return seen(self.world.document)
 
     async def delete(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> bool:
-        self.told.append(("delete", resource.kind))
+        self.writes.append(("delete", resource.kind))
         self.world.children.pop((resource.kind, name), None)
         return True
 
@@ -91,7 +91,7 @@ async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
     )
     with contextlib.suppress(ClusterError):
         await reconciler.reconcile(("nlp", world.name))
-    return client.told
+    return client.writes
 
 
 def cached(world: World) -> Store:

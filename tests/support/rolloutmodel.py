@@ -49,13 +49,13 @@ def progressing(
         fresh: whether the template has had no ReplicaSet before.
         late: whether the last progress is longer ago than the deadline.
     """
-    before, told = (
+    before, reported = (
         Counted.of(status),
         next((str(item["reason"]) for item in status.get("conditions") or ()), ""),
     )
     if fresh:
         return CREATED, True
-    if told == AVAILABLE and seen.all == seen.new:
+    if reported == AVAILABLE and seen.all == seen.new:
         return (
             AVAILABLE,
             False,
@@ -69,4 +69,4 @@ def progressing(
     ):
         return UPDATED, True
     # A complete one whose template goes back to one that is known says so until pods have moved.
-    return (LATE if late and told != AVAILABLE else told), False
+    return (LATE if late and reported != AVAILABLE else reported), False

@@ -197,7 +197,7 @@ class World:
             (item for item in self.status.get("conditions", []) if item["type"] == kind), {}
         )
 
-    def told(self) -> dict[str, str]:
+    def reasons(self) -> dict[str, str]:
         """Conditions in short: type → ``status reason``."""
         return {
             item["type"]: f"{item['status']} {item['reason']}"
@@ -640,21 +640,21 @@ class World:
             "status": "False" if "Deadline" in reason else "True",
             "reason": reason,
         }
-        told = {
+        reported = {
             "observedGeneration": self.deployment["metadata"]["generation"],
             **seen.status(),
             "conditions": [condition],
         }
-        self.children["Deployment", self.name] = {**self.deployment, "status": told}
+        self.children["Deployment", self.name] = {**self.deployment, "status": reported}
 
     def run_pods(self) -> Self:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
         self.pods = [pod for pod in self.pods if not pod.away]
         for job in self.preflights:
-            told: Object = {"failed": 1} if self.preflight_pod == REMOVED else {"active": 1}
+            reported: Object = {"failed": 1} if self.preflight_pod == REMOVED else {"active": 1}
             if self.preflight == PASSES:
-                told = {"conditions": [{"type": "Complete", "status": "True"}]}
-            self.children[job["kind"], job["metadata"]["name"]] = {**job, "status": told}
+                reported = {"conditions": [{"type": "Complete", "status": "True"}]}
+            self.children[job["kind"], job["metadata"]["name"]] = {**job, "status": reported}
         for index, pod in enumerate(self.pods):
             if pod.name not in self.kubelet:
                 pod.given = pod.asked
@@ -699,7 +699,7 @@ class World:
             quiet = quiet + 1 if decided.is_empty and self._essence() == before else 0
             if quiet * seconds > QUIET_SECONDS:
                 return self
-        raise AssertionError(f"no fixpoint after {rounds} rounds: {self.told()}, {self.pods}")
+        raise AssertionError(f"no fixpoint after {rounds} rounds: {self.reasons()}, {self.pods}")
 
     def _essence(self) -> str:
         moved = [(pod.name, pod.phase, pod.away, pod.asked, pod.given) for pod in self.pods]

@@ -211,8 +211,8 @@ def test_the_quickstart_corrects_its_guess_and_serves(folder: Path) -> None:
         serve, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=90
     )
     assert guess.returncode == 1
-    told = shown("docs/user/quickstart.md", "tritonpipe serve").removeprefix("…\n")
-    assert told in guess.stderr
+    reported = shown("docs/user/quickstart.md", "tritonpipe serve").removeprefix("…\n")
+    assert reported in guess.stderr
 
     text = (folder / "topics.yaml").read_text()
     outputs = re.search(r"spec\.model\.outputs: (.*)", guess.stderr)

@@ -246,9 +246,9 @@ async def test_an_edit_by_hand_is_seen_and_mended(
     edit(edited["spec"]["template"]["spec"])
     live = await client.replace(edited, manager="hand")
     assert covers(live, desired), what
-    mended = await apply_over(client, copy.deepcopy(desired), live)
+    corrected = await apply_over(client, copy.deepcopy(desired), live)
     # What a hand added stays its own where lists are merged by key; everything of ours is back.
-    assert needs_apply(mended, desired, MANAGER) == [], what
+    assert needs_apply(corrected, desired, MANAGER) == [], what
 
 
 async def test_what_apply_alone_cannot_mend_is_replaced_on_what_was_seen(client: Client) -> None:
@@ -263,11 +263,11 @@ async def test_what_apply_alone_cannot_mend_is_replaced_on_what_was_seen(client:
         await client.apply(copy.deepcopy(desired))
     with pytest.raises(Conflict):
         await apply_over(client, copy.deepcopy(desired), applied)
-    mended = await apply_over(client, copy.deepcopy(desired), live)
-    assert [port["port"] for port in mended["spec"]["ports"]] == [8000, 8001]
-    assert mended["metadata"]["annotations"] == {"hand": "made"}
-    assert mended["spec"]["clusterIP"] == live["spec"]["clusterIP"]
-    assert needs_apply(mended, desired, MANAGER) == []
+    corrected = await apply_over(client, copy.deepcopy(desired), live)
+    assert [port["port"] for port in corrected["spec"]["ports"]] == [8000, 8001]
+    assert corrected["metadata"]["annotations"] == {"hand": "made"}
+    assert corrected["spec"]["clusterIP"] == live["spec"]["clusterIP"]
+    assert needs_apply(corrected, desired, MANAGER) == []
     # Only one manager owns the ports: dropping one from the applied set removes it.
     del desired["spec"]["ports"][1]
     shrunk = await client.apply(copy.deepcopy(desired))
@@ -288,10 +288,10 @@ async def test_replacing_keeps_a_replica_count_that_is_not_ours(client: Client) 
         "hostPath": {"path": "/data"},
     }
     live = await client.replace(applied, manager="hand")
-    mended = await apply_over(client, copy.deepcopy(desired), live)
-    assert mended["spec"]["replicas"] == 3
-    assert mended["spec"]["template"]["spec"]["volumes"][0] == {"name": "data", "emptyDir": {}}
-    assert "hand" in {entry["manager"] for entry in mended["metadata"]["managedFields"]}
+    corrected = await apply_over(client, copy.deepcopy(desired), live)
+    assert corrected["spec"]["replicas"] == 3
+    assert corrected["spec"]["template"]["spec"]["volumes"][0] == {"name": "data", "emptyDir": {}}
+    assert "hand" in {entry["manager"] for entry in corrected["metadata"]["managedFields"]}
 
 
 async def test_a_field_no_longer_wanted_is_seen_and_given_up(client: Client) -> None:

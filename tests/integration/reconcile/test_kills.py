@@ -152,8 +152,8 @@ async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str],
         NAMESPACE=namespace,
         **words,
     )
-    told = without_clock(status)
-    assert {item["type"]: item["status"] for item in told["conditions"]} == {
+    reported = without_clock(status)
+    assert {item["type"]: item["status"] for item in reported["conditions"]} == {
         "Ready": "True",
         "Available": "True",
         "ModelsReady": "True",

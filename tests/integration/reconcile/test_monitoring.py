@@ -128,11 +128,11 @@ async def test_they_follow_the_spec_and_what_the_cluster_serves(
             edited = {"spec": {"podMetricsEndpoints": [{"port": "http"}]}}
             await patch(bare, POD_MONITORS, namespace, "auto", edited)
 
-            async def mended() -> bool:
+            async def corrected() -> bool:
                 found = await bare.get(POD_MONITORS, namespace, "auto")
                 return bool(found["spec"] == made["podMonitor"]["spec"])
 
-            await eventually("what was edited is put right", mended, DEADLINE)
+            await eventually("what was edited is put right", corrected, DEADLINE)
             await bare.delete(PROMETHEUS_RULES, namespace, "auto")
             await until_made(bare, namespace, "auto", *FIELDS)
 

@@ -77,7 +77,7 @@ async def pipeline(admin: Client, namespace: str) -> Object:
     return await admin.get(INFERENCE_PIPELINES, namespace, "p")
 
 
-async def told_status(admin: Client, namespace: str) -> Object:
+async def reported_status(admin: Client, namespace: str) -> Object:
     """What the operator wrote last."""
     return (await pipeline(admin, namespace)).get("status") or {}
 
@@ -88,7 +88,7 @@ def of_type(status: Object, kind: str) -> Object:
 
 
 async def condition(admin: Client, namespace: str, kind: str) -> Object:
-    return of_type(await told_status(admin, namespace), kind)
+    return of_type(await reported_status(admin, namespace), kind)
 
 
 async def pods(admin: Client, namespace: str) -> list[Object]:
@@ -102,10 +102,10 @@ async def ready(admin: Client, namespace: str, count: int, deadline: float = 60.
     """So many pods serve, and the status says so: it is written after the pods are ready."""
 
     async def reached() -> bool:
-        told = await told_status(admin, namespace)
+        reported = await reported_status(admin, namespace)
         return (
-            of_type(told, "Ready").get("status") == "True"
-            and told.get("replicas") == count
+            of_type(reported, "Ready").get("status") == "True"
+            and reported.get("replicas") == count
             and len(await pods(admin, namespace)) == count
         )
 
@@ -180,7 +180,7 @@ def writes(proxy: FaultProxy) -> int:
 async def conflict(
     admin: Client, namespace: str, *words: str, reason: str = "ReplicasOwnerConflict"
 ) -> Object:
-    async def told() -> Object | None:
+    async def reported() -> Object | None:
         found = await condition(admin, namespace, "ScalingLimited")
         return (
             found
@@ -188,7 +188,7 @@ async def conflict(
             else None
         )
 
-    found: Object = await eventually(f"{reason} is told with {', '.join(words)}", told)
+    found: Object = await eventually(f"{reason} is told with {', '.join(words)}", reported)
     return found
 
 
@@ -330,8 +330,8 @@ async def _has(admin: Client, namespace: str, number: int) -> bool:
 
 async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, before: int) -> bool:
     """Return whether the number was reverted, or is reported as the other manager's."""
-    told = await condition(admin, namespace, "ScalingLimited")
-    return f" {number} instead of 1" in told.get("message", "") or (
+    reported = await condition(admin, namespace, "ScalingLimited")
+    return f" {number} instead of 1" in reported.get("message", "") or (
         writes(proxy) - before == 1 and await replicas(admin, namespace) == 1 and number == 3
     )
 
@@ -433,10 +433,10 @@ async def test_whoever_resizes_pods_again_is_named_and_not_fought(
         await ready(admin, namespace, 1)
         await resize_by_hand(admin, (await pods(admin, namespace))[0], "2", "vpa-updater")
 
-        async def mended() -> bool:
+        async def corrected() -> bool:
             return resizes(proxy) == 1 and await asked(admin, namespace) == ["1350m"]
 
-        await eventually("it is mended once", mended)
+        await eventually("it is mended once", corrected)
         await next_second()
         await resize_by_hand(admin, (await pods(admin, namespace))[0], "2500m", "vpa-updater")
         await conflict(admin, namespace, "vpa-updater", "2500m", "1350m", reason="CPUOwnerConflict")

@@ -113,7 +113,7 @@ async def served(admin: Client, namespace: str) -> list[Object] | None:
     return pods if ready and len(pods) == 2 and len({content(pod) for pod in pods}) == 1 else None
 
 
-async def told_events(admin: Client, namespace: str, reason: str) -> list[str]:
+async def posted_events(admin: Client, namespace: str, reason: str) -> list[str]:
     """Events with this reason, once there are any: they are posted after what they are about."""
     return list(
         await eventually(f"an event {reason}", lambda: events(admin, namespace, reason), 60)
@@ -138,7 +138,7 @@ async def test_pods_that_loaded_different_things_end_with_what_was_recorded(
             pods = await eventually(
                 "both pods serve one content", lambda: served(admin, namespace), 60
             )
-        (note,) = await told_events(admin, namespace, "SourceChanged")
+        (note,) = await posted_events(admin, namespace, "SourceChanged")
     live = (await admin.get(CONFIG_MAPS, namespace, names.live_name("p")))["data"]
     (recorded,) = json.loads(live[names.KEY_RESOLVED]).values()
     assert {content(pod) for pod in pods} == {recorded["model"]["revision"]}
@@ -182,6 +182,6 @@ async def test_a_pod_with_a_dead_process_is_replaced_and_the_other_stays(
                 pod["metadata"]["name"]
                 for pod in await eventually("the broken pod is replaced", healed, 60)
             }
-        (note,) = await told_events(admin, namespace, "BackendProcessDied")
+        (note,) = await posted_events(admin, namespace, "BackendProcessDied")
     assert before & after == before - {broken}
     assert note.startswith(f"pod {broken} is deleted")

@@ -68,11 +68,11 @@ async def status_of(admin: Client, namespace: str, name: str = "p") -> Object:
     }
 
 
-async def told(admin: Client, namespace: str, kind: str = "Ready", name: str = "p") -> str:
-    return told_of(await status_of(admin, namespace, name), kind)
+async def condition(admin: Client, namespace: str, kind: str = "Ready", name: str = "p") -> str:
+    return condition_in(await status_of(admin, namespace, name), kind)
 
 
-def told_of(status: Object, kind: str = "Ready") -> str:
+def condition_in(status: Object, kind: str = "Ready") -> str:
     """Status and reason of a condition; empty without one."""
     return next(
         (
@@ -89,7 +89,7 @@ async def served(admin: Client, namespace: str) -> Object:
         status = await status_of(admin, namespace)
         return (
             status
-            if told_of(status) == "True Succeeded"
+            if condition_in(status) == "True Succeeded"
             and status["observedGeneration"] == status["generation"]
             and status["updatedReplicas"] == 2
             else None
@@ -203,7 +203,7 @@ async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(
             admin, SERVICES, namespace, "p", {"spec": {"selector": {names.LABEL_PIPELINE: "other"}}}
         )
         await eventually("the Service is repaired", as_before)
-        assert await told(admin, namespace) == "False InvalidSpec"
+        assert await condition(admin, namespace) == "False InvalidSpec"
         # The next process knows the spec by its record.
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await admin.delete(DEPLOYMENTS, namespace, "p")
@@ -270,7 +270,7 @@ async def test_others_objects_are_not_touched(
             "Service p exists in this namespace and does not belong to this pipeline; delete or "
             "rename it" in ready["message"]
         )
-        assert await told(admin, namespace, "Stalled") == "True NameConflict"
+        assert await condition(admin, namespace, "Stalled") == "True NameConflict"
         assert status["observedGeneration"] == status["generation"]
         assert (await admin.get(SERVICES, namespace, "p"))["metadata"]["resourceVersion"] == version
 
@@ -341,7 +341,7 @@ async def test_a_secret_of_another_owner_is_not_changed(
 
 
 async def says(admin: Client, namespace: str, expected: str, name: str = "p") -> bool:
-    return await told(admin, namespace, name=name) == expected
+    return await condition(admin, namespace, name=name) == expected
 
 
 async def test_deleted_in_mid_rollout_and_made_again_at_once(
@@ -450,7 +450,7 @@ async def test_kubectl_waits_and_a_second_apply_changes_nothing(
         row = (await kubectl(control_plane, "get", "ipl", "-n", namespace, "--no-headers")).split()
         assert row[:2] == ["p", "True"]
 
-        async def told_the_story() -> bool:
+        async def all_posted() -> bool:
             events = await kubectl(
                 control_plane,
                 "events",
@@ -462,4 +462,4 @@ async def test_kubectl_waits_and_a_second_apply_changes_nothing(
             reasons = {line.split()[2] for line in events.splitlines()}
             return reasons >= {"RolloutStarted", "Serving", "Succeeded"}
 
-        await eventually("its events", told_the_story)
+        await eventually("its events", all_posted)

@@ -166,14 +166,14 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     pod = (await running_pods(admin, namespace))[0]
     start = cpu_of(pod)
     await resize_by_hand(admin, pod, "3", "somebody")
-    await eventually("the pod has its CPU again", lambda: evenly(admin, namespace, start))
+    await eventually("the pod has its CPU again", lambda: have_cpu(admin, namespace, start))
     del document["spec"]["scaling"], document["spec"]["tokenizer"]["instances"]
     # A manual change that apply alone cannot revert: its own port would be added next to the edited
     # one with the same name.
     service = await admin.get(SERVICES, namespace, "p")
     service["spec"]["ports"][0]["port"] = 9000
     await patch(admin, SERVICES, namespace, "p", {"spec": {"ports": service["spec"]["ports"]}})
-    await eventually("the Service is mended", lambda: mended(admin, namespace))
+    await eventually("the Service is mended", lambda: service_is_corrected(admin, namespace))
     for generation, length in ((2, 32), (3, 64), (4, 96)):
         document["spec"]["tokenizer"]["maxLength"] = length
         document["spec"]["server"] = {"networkPolicy": {"mode": "Disabled"}}
@@ -204,7 +204,7 @@ def cpu_of(pod: Object) -> str:
     return str(server_of(pod["spec"]["containers"])["resources"]["limits"]["cpu"])
 
 
-async def evenly(admin: Client, namespace: str, cpu: str) -> bool:
+async def have_cpu(admin: Client, namespace: str, cpu: str) -> bool:
     return {cpu_of(pod) for pod in await running_pods(admin, namespace)} == {cpu}
 
 
@@ -228,7 +228,7 @@ async def served(admin: Client, namespace: str, generation: int) -> None:
     await eventually(f"generation {generation} is served", reached, DEADLINE_SECONDS)
 
 
-async def mended(admin: Client, namespace: str) -> bool:
+async def service_is_corrected(admin: Client, namespace: str) -> bool:
     service = await admin.get(SERVICES, namespace, "p")
     managers = {entry["manager"] for entry in service["metadata"]["managedFields"]}
     return [item["port"] for item in service["spec"]["ports"]] == [8000, 8001, 8002] and not any(

@@ -37,7 +37,7 @@ def secret(namespace: str, name: str, content: Mapping[str, bytes]) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-async def told(admin: Client, namespace: str, reason: str, words: str) -> bool:
+async def is_reported(admin: Client, namespace: str, reason: str, words: str) -> bool:
     found = await admin.get(INFERENCE_PIPELINES, namespace, "p")
     return any(
         item["type"] == "Ready" and item["reason"] == reason and words in item["message"]
@@ -68,7 +68,7 @@ async def test_a_secret_is_read_if_the_chart_grants_its_name(
         name="p", namespace=namespace, server={"tls": {"secretName": "certs"}}
     )
     document["metadata"].pop("uid")
-    waits = partial(told, admin, namespace, "InvalidCertificate")
+    waits = partial(is_reported, admin, namespace, "InvalidCertificate")
     async with (
         FaultProxy(kubeconfig) as proxy,
         operator(

@@ -155,8 +155,8 @@ async def live_pods(client: Client, namespace: str) -> set[str]:
 
 
 async def reached(client: Client, namespace: str, state: str) -> Any:
-    told = await tuning(client, namespace)
-    return told.get("state") == state and told
+    reported = await tuning(client, namespace)
+    return reported.get("state") == state and reported
 
 
 async def test_a_run_ends_with_its_result_and_leaves_nothing(
@@ -186,11 +186,11 @@ async def test_a_run_ends_with_its_result_and_leaves_nothing(
         ]  # fmt: skip
         assert await served(admin, namespace), "Ready all the while"
         kubelet.result = (0, json.dumps(RESULT))
-        told = await eventually(
+        reported = await eventually(
             "done", lambda: reached(admin, namespace, "Succeeded"), DEADLINE_SECONDS
         )
-        assert {key: told[key] for key in RESULT} == RESULT
-        assert (told["request"], told["revision"]) == ("monday", status["revision"])
+        assert {key: reported[key] for key in RESULT} == RESULT
+        assert (reported["request"], reported["revision"]) == ("monday", status["revision"])
         # The garbage collector and the kubelet take their time. With the simulated kubelet, pods go
         # when they are deleted.
         await eventually(
@@ -233,10 +233,10 @@ async def test_a_failed_measurement_is_told_and_a_deleted_pipeline_takes_its_run
     ):
         kubelet.result = (3, "error: the server cannot be reached")
         await apply(admin, namespace, tuning={"request": "a"})
-        told = await eventually(
+        reported = await eventually(
             "failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS
         )
-        assert "exit code 3: error: the server cannot be reached" in told["message"]
+        assert "exit code 3: error: the server cannot be reached" in reported["message"]
         await eventually(
             "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
         )
@@ -267,10 +267,10 @@ async def test_a_quota_ends_the_run_and_not_the_pipeline(
         await apply_any(admin, QUOTAS, {**quota, "spec": {"hard": {"count/deployments.apps": "1"}}})
         await eventually("the quota counts", lambda: counts(admin, namespace), DEADLINE_SECONDS)
         await apply(admin, namespace, tuning={"request": "a"})
-        told = await eventually(
+        reported = await eventually(
             "failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS
         )
-        assert "exceeded quota" in told["message"]
+        assert "exceeded quota" in reported["message"]
         assert await served(admin, namespace)
         await eventually(
             "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
@@ -335,10 +335,10 @@ async def test_a_run_outlives_the_operator_but_neither_another_mode_nor_its_cana
                 DEADLINE_SECONDS,
             )
             await admin.delete(PODS, namespace, canary["metadata"]["name"], grace_seconds=0)
-            told = await eventually(
+            reported = await eventually(
                 "failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS
             )
-            assert "the measured pod no longer exists" in told["message"]
+            assert "the measured pod no longer exists" in reported["message"]
             await eventually(
                 "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
             )
@@ -504,10 +504,10 @@ async def test_a_result_whose_record_is_refused_stands_in_the_status_and_is_acte
         async with refused_record(admin, namespace):
             kubelet.result = (0, json.dumps(PROVEN))
             await apply(admin, namespace, **PLAN, tuning={"request": "monday"})
-            told = await eventually(
+            reported = await eventually(
                 "done", lambda: reached(admin, namespace, "Succeeded"), DEADLINE_SECONDS
             )
-            assert told["gainPercent"] == 31
+            assert reported["gainPercent"] == 31
             await eventually(
                 "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
             )
@@ -520,7 +520,7 @@ async def test_a_result_whose_record_is_refused_stands_in_the_status_and_is_acte
                 lambda: refused_for(admin, namespace, "no records here"),
                 DEADLINE_SECONDS,
             )
-            assert status["tuning"] == told
+            assert status["tuning"] == reported
             assert [
                 (item["padding"], item["request"]) for item in status["padding"]["measured"]
             ] == [("Bucketed", "monday")]
@@ -537,7 +537,7 @@ async def test_a_result_whose_record_is_refused_stands_in_the_status_and_is_acte
         status = await eventually(
             "by measurement", lambda: padded(admin, namespace, "Bucketed"), DEADLINE_SECONDS
         )
-        assert {key: status["tuning"][key] for key in told} == told
+        assert {key: status["tuning"][key] for key in reported} == reported
         assert (
             names.KEY_MEASURED_PADDING
             in (await admin.get(CONFIG_MAPS, namespace, names.live_name("p")))["data"]

@@ -84,7 +84,7 @@ def ready_of(status: dict[str, Any]) -> dict[str, Any]:
     return next((item for item in status.get("conditions", ()) if item["type"] == "Ready"), {})
 
 
-async def told(client: Client, namespace: str, reason: str, generation: int) -> Any:
+async def is_reported(client: Client, namespace: str, reason: str, generation: int) -> Any:
     status = await status_of(client, namespace)
     return (
         ready_of(status).get("reason") == reason
@@ -126,7 +126,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
         instrument(first, 30.0)
         await apply(admin, namespace, 64)
         status = await eventually(
-            "served", lambda: told(admin, namespace, "Succeeded", 1), DEADLINE_SECONDS
+            "served", lambda: is_reported(admin, namespace, "Succeeded", 1), DEADLINE_SECONDS
         )
         old = status["revision"]
         assert first.watch is not None
@@ -141,7 +141,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
         )
         await apply(admin, namespace, 128)
         await eventually(
-            "rolled out", lambda: told(admin, namespace, "Succeeded", 2), DEADLINE_SECONDS
+            "rolled out", lambda: is_reported(admin, namespace, "Succeeded", 2), DEADLINE_SECONDS
         )
     async with (
         operator(proxy, tmp_path, namespace, operator_namespace=namespace) as second,
@@ -149,7 +149,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
     ):
         instrument(second, 150.0)
         status = await eventually(
-            "rolled back", lambda: told(admin, namespace, "RolledBack", 2), DEADLINE_SECONDS
+            "rolled back", lambda: is_reported(admin, namespace, "RolledBack", 2), DEADLINE_SECONDS
         )
         said = ready_of(status)["message"]
         assert "150.0 ms" in said
@@ -171,7 +171,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
         instrument(third, 150.0)
         await apply(admin, namespace, 128, p99=500)
         status = await eventually(
-            "tried again", lambda: told(admin, namespace, "Succeeded", 3), DEADLINE_SECONDS
+            "tried again", lambda: is_reported(admin, namespace, "Succeeded", 3), DEADLINE_SECONDS
         )
         assert status["revision"] != old
 

@@ -147,7 +147,7 @@ async def test_counts_follow_the_load_and_never_fall_for_want_of_metrics(
 
             load.rate = LOW
             async with here.nothing_falls():
-                await told_of_faults(here)
+                await report_faults(here)
             # The backlog of the rise may have asked for more until it was worked off; no fault did.
             assert here.counts[-1] <= max(grown, here.counts[0])
             await until_count(place, 1, 1, DEADLINE)
@@ -178,7 +178,7 @@ async def dark_for(place: World) -> int:
     return int(found[1]) if found else 0
 
 
-async def told_of_faults(here: Scene) -> None:
+async def report_faults(here: Scene) -> None:
     """503, no answer, an answer without one model: each is reported and then resolved."""
     here.proxy.inject(Fault(path="query", times=None, status=503))
     await here.until_no_metrics("PrometheusError", "HTTP 503")

@@ -284,7 +284,7 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
 
 
 @pytest.mark.parametrize(
-    ("resource", "told"),
+    ("resource", "reported"),
     [
         pytest.param(
             pipeline("scored", FIRST_ROW, [TEXT], [SCORE]),
@@ -308,11 +308,11 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
     ],
 )
 def test_own_code_that_answers_something_else_than_it_declares(
-    tmp_path: Path, resource: dict[str, Any], told: str
+    tmp_path: Path, resource: dict[str, Any], reported: str
 ) -> None:
     """Triton passes on invalid outputs; `serve` warns, and a pod does not become Ready."""
     with serving(resource, tmp_path) as (running, parsed):
         assert not asyncio.run(ask(running, parsed)).healthy
         log = tmp_path / "serve.log"
         wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
-        assert told in log.read_text()
+        assert reported in log.read_text()

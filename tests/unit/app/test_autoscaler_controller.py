@@ -212,13 +212,13 @@ async def test_a_start_says_nothing_until_it_has_looked(
     monkeypatch: pytest.MonkeyPatch, loop: Loop
 ) -> None:
     await grown(loop)
-    told = loop.status()
+    reported = loop.status()
     second = loop_of(monkeypatch, loop.world)
     second.collector.says = MetricsFailure(MetricsProblem.MISSING, "one look is no rate")
     for _ in range(10):
         await second.tick(2.0)
         second.reconcile()
-    assert second.status() == told
+    assert second.status() == reported
     for _ in range(60):
         await second.tick(2.0)
     assert condition(second, "MetricsAvailable")["reason"] == "MetricsMissing"
@@ -269,9 +269,9 @@ async def test_advice_is_told_and_nothing_is_changed(
     }
     assert loop.live.keys() == live.keys()
     assert (loop.tritons.loads, loop.scaler.handover.intent(loop.key)) == ([], None)
-    told = condition(loop, "ScalingActive")
-    assert (told["status"], told["reason"]) == ("False", "Advisory")
-    messages.check(told["message"])
+    reported = condition(loop, "ScalingActive")
+    assert (reported["status"], reported["reason"]) == ("False", "Advisory")
+    messages.check(reported["message"])
     state = loop.status()["scaling"]
     assert (state["bottleneck"], state["mode"], "lastScaleTime" in state) == (
         "TokenizerBound",
@@ -375,7 +375,7 @@ async def test_each_pipeline_asks_the_connection_that_it_names(
     for _ in range(3):
         await loop.tick()
     assert (len(loop.collector.asked), len(default.asked), len(other.asked)) == (1, 1, 0)
-    told = condition(loop, "MetricsAvailable")
-    assert told["reason"] == "PrometheusError"
-    assert "'elsewhere'" in told["message"]
-    messages.check(told["message"])
+    reported = condition(loop, "MetricsAvailable")
+    assert reported["reason"] == "PrometheusError"
+    assert "'elsewhere'" in reported["message"]
+    messages.check(reported["message"])

@@ -50,9 +50,9 @@ async def test_without_metrics_counts_stay_and_the_cause_is_told(
     for _ in range(100):
         await loop.tick()
     assert loop.counts == before
-    told = condition(loop, "MetricsAvailable")
-    assert (told["status"], told["reason"]) == ("False", trouble.value)
-    messages.check(told["message"])
+    reported = condition(loop, "MetricsAvailable")
+    assert (reported["status"], reported["reason"]) == ("False", trouble.value)
+    messages.check(reported["message"])
     (event,) = [
         event for made in loop.plans for event in made.events if event.action == "ReadMetrics"
     ]
@@ -184,12 +184,12 @@ async def test_no_secret_is_told_anywhere(loop: Loop, capsys: pytest.CaptureFixt
     await loop.tick()
     (key,) = loop.tritons.keys
     assert key.startswith("key of ")
-    told = (
+    reported = (
         json.dumps([loop.status(), loop.live, [str(made.events) for made in loop.plans]])
         + capsys.readouterr().out
     )
-    assert "ActuationFailed" in told
-    assert "key of " not in told
+    assert "ActuationFailed" in reported
+    assert "key of " not in reported
 
 
 async def test_what_is_remembered_is_what_holds(loop: Loop) -> None:

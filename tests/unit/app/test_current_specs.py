@@ -161,21 +161,21 @@ async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(
     spoil(loop, how)
     loop.plans.clear()
     await busy(loop, 60, load=2.1)
-    told, count = loop.status(), loop.counts["tokenizer"]
+    reported, count = loop.status(), loop.counts["tokenizer"]
     assert count >= 3
-    assert told["tokenizer"] == {
+    assert reported["tokenizer"] == {
         "instances": count,
         "desiredInstances": count,
         "summary": f"{count}/8",
     }
-    assert [step["desiredInstances"] for step in told["steps"] if step["name"] == "tokenizer"] == [
-        count
-    ]
-    assert told["scaling"]["history"][0]["to"] == count
+    assert [
+        step["desiredInstances"] for step in reported["steps"] if step["name"] == "tokenizer"
+    ] == [count]
+    assert reported["scaling"]["history"][0]["to"] == count
     assert [event.reason for made in loop.plans for event in made.events] == ["Scaled"]
     assert (
-        loop.world.told() | {"Stalled": "True InvalidSpec", "ScalingActive": "True Succeeded"}
-        == loop.world.told()
+        loop.world.reasons() | {"Stalled": "True InvalidSpec", "ScalingActive": "True Succeeded"}
+        == loop.world.reasons()
     )
     loop.reconcile()
     assert loop.reconcile().is_empty

@@ -23,7 +23,7 @@ def says(loop: Loop, gpu: float) -> None:
     loop.collector.says = found
 
 
-async def told(loop: Loop, gpu: float, seconds: float = 150.0) -> str:
+async def message_after(loop: Loop, gpu: float, seconds: float = 150.0) -> str:
     """The condition's message after so long."""
     for _ in range(int(seconds / 2)):
         says(loop, gpu)
@@ -39,9 +39,9 @@ async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(
         builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}
     ).settle()
     loop = loop_of(monkeypatch, world)
-    calm = await told(loop, 0.5)
+    calm = await message_after(loop, 0.5)
     assert "GPU" not in calm
-    busy = await told(loop, 0.97)
+    busy = await message_after(loop, 0.97)
     assert "the GPU is 97% utilized but model is only" in busy
-    assert await told(loop, 0.95) == busy, "no status is written for two percent"
-    assert "GPU" not in await told(loop, 0.5), "what is over is not told any longer"
+    assert await message_after(loop, 0.95) == busy, "no status is written for two percent"
+    assert "GPU" not in await message_after(loop, 0.5), "what is over is not told any longer"

@@ -47,7 +47,7 @@ def gone(address: str) -> MetricsFailure:
     )
 
 
-async def told_by_another(
+async def reported_by_another(
     monkeypatch: pytest.MonkeyPatch, loop: Loop, says: MetricsFailure | None, ticks: int = 1
 ) -> dict[str, Any]:
     """Return MetricsAvailable after some ticks of a new process with this failure, if any."""
@@ -70,11 +70,11 @@ async def test_another_process_that_asks_elsewhere_says_so_at_once(
         await loop.tick()
     assert available(loop)["reason"] == "Succeeded"
     for address in ("http://10.99.0.1:1234", "http://10.99.0.2:1234"):
-        told = await told_by_another(monkeypatch, loop, gone(address))
-        assert (told["status"], told["reason"]) == ("False", "PrometheusError")
-        assert address in told["message"]
-    told = await told_by_another(monkeypatch, loop, None)
-    assert (told["status"], told["message"]) == (
+        reported = await reported_by_another(monkeypatch, loop, gone(address))
+        assert (reported["status"], reported["reason"]) == ("False", "PrometheusError")
+        assert address in reported["message"]
+    reported = await reported_by_another(monkeypatch, loop, None)
+    assert (reported["status"], reported["message"]) == (
         "True",
         "metrics of every ready pod are read from test",
     )
@@ -86,8 +86,8 @@ async def test_a_connection_that_fails_since_a_start_is_told_within_half_a_minut
     loop.flow(50.0, service=0.010)
     await loop.tick()
     connection = replace(gone("http://10.99.0.1:1234"), source="test")
-    assert (await told_by_another(monkeypatch, loop, connection, ticks=10))["status"] == "True"
-    assert (await told_by_another(monkeypatch, loop, connection, ticks=17))["status"] == "False"
+    assert (await reported_by_another(monkeypatch, loop, connection, ticks=10))["status"] == "True"
+    assert (await reported_by_another(monkeypatch, loop, connection, ticks=17))["status"] == "False"
 
 
 async def test_a_load_that_is_not_known_has_no_figures(loop: Loop) -> None:
@@ -176,8 +176,8 @@ async def test_a_connection_that_the_operator_does_not_have_is_told_of_though_po
     loop.world.change(scaling={"prometheusRef": "nosuch"})
     loop.flow(50.0, service=0.010)
     await loop.tick()
-    told = available(loop)
-    assert told["status"] == "True"
-    assert "spec.scaling.prometheusRef" in told["message"]
-    assert "prometheus.url" in told["message"]
-    messages.check(told["message"])
+    reported = available(loop)
+    assert reported["status"] == "True"
+    assert "spec.scaling.prometheusRef" in reported["message"]
+    assert "prometheus.url" in reported["message"]
+    messages.check(reported["message"])

@@ -84,9 +84,9 @@ def test_what_is_not_calm_is_said_at_once_and_so_is_a_change() -> None:
     acted = watched("Balanced")
     acted.output.intent = ScalingIntent({"tokenizer": 2}, "")
     assert not is_settling(acted, Verdict.IDLE, START)
-    told = watched("Balanced")
-    told.output.view = view()
-    assert not is_settling(told, Verdict.IDLE, START)
+    reported_now = watched("Balanced")
+    reported_now.output.view = view()
+    assert not is_settling(reported_now, Verdict.IDLE, START)
 
 
 def test_counts_that_the_status_does_not_tell_of_are_said_at_once() -> None:
@@ -115,10 +115,10 @@ def metrics_said(reason: str, message: str) -> dict[str, Any]:
     return {**status("Balanced" if truth == "True" else "Unknown"), "conditions": [said]}
 
 
-def started(told: dict[str, Any], source: str = "") -> PipelineScalingState:
+def started(reported_now: dict[str, Any], source: str = "") -> PipelineScalingState:
     """By a process that has just started, with this status and recorded source of metrics."""
     found = watched()
-    found.reported = ReportedStatus.of(told, source)
+    found.reported = ReportedStatus.of(reported_now, source)
     return found
 
 

@@ -279,8 +279,8 @@ async def test_the_result_of_a_tuning_run_comes_from_its_own_job(uid: str) -> No
     world.pod("Job", phase="Succeeded", containerStatuses=[container])
     (owner,) = world.run_pods_raw[-1]["metadata"]["ownerReferences"]
     owner["uid"] = uid or owner["uid"]
-    told = await passed(world, Recording(world))
-    assert (("status", "Succeeded") in told) is (uid == "")
+    reported = await passed(world, Recording(world))
+    assert (("status", "Succeeded") in reported) is (uid == "")
 
 
 @pytest.mark.parametrize("owned", [True, False])

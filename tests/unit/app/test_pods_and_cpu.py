@@ -407,8 +407,8 @@ async def test_a_rejection_that_users_can_resolve_is_reported_and_retried(
         wanted = recorded(loop)["cpuMillis"]
         assert wanted > start, "the node is not held to be too small"
         assert 2 <= sum(made.resize is not None for made in loop.plans) <= 4, "now and then"
-        told = loop.world.condition("ScalingLimited")
-        assert (told["reason"], told["message"]) == (
+        reported = loop.world.condition("ScalingLimited")
+        assert (reported["reason"], reported["message"]) == (
             "ActuationFailed",
             f"cpu: pod {loop.world.pods[0].name} cannot get {wanted}m: no",
         )
@@ -598,4 +598,6 @@ async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing
     loop.world.change(tokenizer={"maxLength": 96})
     loop.reconcile()
     await lived(loop, 60, rate=20.0, service=0.010)
-    assert loop.world.told()["Ready"] == "True Succeeded", "what comes next is rolled out as ever"
+    assert loop.world.reasons()["Ready"] == "True Succeeded", (
+        "what comes next is rolled out as ever"
+    )

@@ -38,7 +38,7 @@ def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "alone", "told"),
+    ("spec", "alone", "reported"),
     [
         (
             {},
@@ -56,13 +56,13 @@ def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
     ],
 )
 async def test_a_failure_says_what_was_asked(
-    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], alone: bool, told: str
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], alone: bool, reported: str
 ) -> None:
     async def looked(*_: object) -> ProbeResult:
         return ProbeResult(True, inference_error="no", used_fallback=alone)
 
     monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
-    assert (await probe_pod(target(**spec), NOW)).inference_error == told
+    assert (await probe_pod(target(**spec), NOW)).inference_error == reported
 
 
 async def test_a_mismatch_is_no_failure_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def server() -> Iterator[Serve]:
     listening.server_close()
 
 
-def told(document: Any, code: int = 200) -> tuple[int, bytes]:
+def response(document: Any, code: int = 200) -> tuple[int, bytes]:
     return code, json.dumps(document).encode()
 
 

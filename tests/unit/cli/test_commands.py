@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.messages import Messages
-from tests.unit.cli.conftest import Run, Serve, told
+from tests.unit.cli.conftest import Run, Serve, response
 from triton_pipelines.api import crd
 from triton_pipelines.cli import infer, output
 from triton_pipelines.cli.errors import CommandError
@@ -199,7 +199,7 @@ def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
 
 
 def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
-    url = server({"GET": told(METADATA), "POST": told(ANSWER)})
+    url = server({"GET": response(METADATA), "POST": response(ANSWER)})
     ended = tritonpipe("infer", url, "[bold]one", "--", "-two")
     assert ended.code == 0
     rows = [
@@ -220,33 +220,33 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
     ("metadata", "answer", "code", "said"),
     [
         ((200, b"<html>"), None, 3, "JSON"),
-        (told([1]), None, 3, "JSON"),
-        (told({}), None, 3, "did not return model metadata"),
-        (told({"inputs": 1, "outputs": 2}), None, 3, "did not return model metadata"),
+        (response([1]), None, 3, "JSON"),
+        (response({}), None, 3, "did not return model metadata"),
+        (response({"inputs": 1, "outputs": 2}), None, 3, "did not return model metadata"),
         ((502, b"<html>Bad Gateway"), None, 3, "502"),
-        (told({"error": "unknown model"}, 404), None, 3, "404"),
+        (response({"error": "unknown model"}, 404), None, 3, "404"),
         (
-            told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}),
+            response({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}),
             None,
             2,
             "FP32",
         ),
         (
-            told(
+            response(
                 {**METADATA, "inputs": [*METADATA["inputs"], {"name": "MORE", "datatype": "BYTES"}]}
             ),
             None,
             2,
             "BYTES",
         ),
-        (told(METADATA), told({}), 3, "did not return an inference response"),
+        (response(METADATA), response({}), 3, "did not return an inference response"),
         (
-            told(METADATA),
-            told({"outputs": [{"name": "Z", "data": []}]}),
+            response(METADATA),
+            response({"outputs": [{"name": "Z", "data": []}]}),
             3,
             "did not return an inference response",
         ),
-        (told(METADATA), told({"error": "too many rows"}, 400), 3, "400"),
+        (response(METADATA), response({"error": "too many rows"}, 400), 3, "400"),
     ],
 )
 def test_servers_that_answer_something_else(
@@ -280,7 +280,8 @@ def test_a_proxy_is_not_asked_for_this_machine(
     monkeypatch.setenv("http_proxy", proxied)
     answer = {"outputs": [{"name": "B", "data": [0.5, 0.5]}]}
     assert (
-        tritonpipe("infer", server({"GET": told(METADATA), "POST": told(answer)}), "x").code == code
+        tritonpipe("infer", server({"GET": response(METADATA), "POST": response(answer)}), "x").code
+        == code
     )
 
 

@@ -29,7 +29,7 @@ def warnings(tritonpipe: Run, code: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "reported"),
     [
         ("import json\ndef x(:\n", "line 2: invalid syntax"),
         ("class TritonPythonModel:\nx = 1\n", "line 2: expected an indented block"),
@@ -44,9 +44,9 @@ def warnings(tritonpipe: Run, code: str) -> list[str]:
         ),
     ],
 )
-def test_what_cannot_work_is_warned_of(tritonpipe: Run, code: str, told: str) -> None:
+def test_what_cannot_work_is_warned_of(tritonpipe: Run, code: str, reported: str) -> None:
     (said,) = warnings(tritonpipe, code)
-    assert said.startswith(told)
+    assert said.startswith(reported)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "reported"),
     [
         (
             "versions",
@@ -240,14 +240,14 @@ def test_what_is_wrong_is_named(
     tritonpipe: Run,
     name: str,
     change: Callable[[Path], list[str]],
-    told: str,
+    reported: str,
     messages: Messages,
 ) -> None:
     folder = repository(name)
     options = change(folder)
     ended = tritonpipe("import", str(folder), *options)
     assert (ended.code, ended.out) == (2, "")
-    assert re.search(told, ended.err), ended.err
+    assert re.search(reported, ended.err), ended.err
     messages.check(ended.err)
 
 

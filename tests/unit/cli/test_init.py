@@ -419,7 +419,7 @@ def _taken(model: Model) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "reported"),
     [
         (
             _no_tokenizer,
@@ -466,11 +466,11 @@ def _taken(model: Model) -> list[str]:
     ],
 )
 def test_what_cannot_be_known_is_asked_for(
-    model: Model, broken: Break, told: str, messages: Messages
+    model: Model, broken: Break, reported: str, messages: Messages
 ) -> None:
     ended = model.tritonpipe("init", *broken(model))
     assert (ended.code, ended.out) == (2, "")
-    assert re.search(told, ended.err), ended.err
+    assert re.search(reported, ended.err), ended.err
     messages.check(ended.err)
 
 
@@ -543,7 +543,7 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
 
 
 @pytest.mark.parametrize(
-    ("files", "options", "code", "told"),
+    ("files", "options", "code", "reported"),
     [
         ({"model.bin": b""}, (), 2, "ONNX"),
         (
@@ -568,14 +568,14 @@ def test_a_repository_that_does_not_do(
     files: dict[str, bytes] | None,
     options: tuple[str, ...],
     code: int,
-    told: str,
+    reported: str,
     messages: Messages,
 ) -> None:
     if files is not None:
         hub.publish("org/name", files)
     ended = tritonpipe("init", "hf://org/name", f"--source-map=hf://={hub.url}", *options)
     assert (ended.code, ended.out) == (code, "")
-    assert told in ended.err
+    assert reported in ended.err
     messages.check(ended.err)
 
 

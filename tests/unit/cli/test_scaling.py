@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.conftest import Run, Serve, told
+from tests.unit.cli.conftest import Run, Serve, response
 from tests.unit.cli.test_status import kubeconfig
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE
@@ -87,7 +87,9 @@ def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
 @pytest.fixture
 def shown(tritonpipe: Run, server: Serve, tmp_path: Path) -> Any:
     def run(document: dict[str, Any], *arguments: str) -> str:
-        file = kubeconfig(tmp_path / "config", server({"GET": told(document)}).partition("/v2")[0])
+        file = kubeconfig(
+            tmp_path / "config", server({"GET": response(document)}).partition("/v2")[0]
+        )
         ended = tritonpipe(*arguments, "--kubeconfig", file)
         assert ended.code == 0, ended.err
         return ended.out
@@ -244,12 +246,12 @@ def test_a_watch_into_a_pipe_prints_what_changes(
     tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = [pipeline(), pipeline(), pipeline("Balanced")]
-    url = server({"GET": told(documents.pop(0))}).partition("/v2")[0]
+    url = server({"GET": response(documents.pop(0))}).partition("/v2")[0]
 
     async def next_look(_: float) -> None:
         if not documents:
             raise KeyboardInterrupt
-        server({"GET": told(documents.pop(0))})
+        server({"GET": response(documents.pop(0))})
 
     monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
     ended = tritonpipe(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.support.messages import Messages
-from tests.unit.cli.conftest import Run, Serve, told
+from tests.unit.cli.conftest import Run, Serve, response
 from triton_pipelines.cli import status
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_there(
     said: str,
     messages: Messages,
 ) -> None:
-    url = server({"GET": told(not_found(message, name), 404)}).partition("/v2")[0]
+    url = server({"GET": response(not_found(message, name), 404)}).partition("/v2")[0]
     ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", url))
     assert ended.code == code
     assert said in ended.err
@@ -166,7 +166,7 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
         "metadata": {"namespace": "nlp", "name": "sentiment", "generation": 3},
         "status": state,
     }
-    url = server({"GET": told(document)}).partition("/v2")[0]
+    url = server({"GET": response(document)}).partition("/v2")[0]
     file = kubeconfig(tmp_path / "config", url)
     shown = tritonpipe("status", "sentiment", "--kubeconfig", file)
     assert shown.code == 1
@@ -197,7 +197,7 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
 
 
 def listed(*pipelines: dict[str, Any]) -> tuple[int, bytes]:
-    return told(
+    return response(
         {
             "kind": "InferencePipelineList",
             "apiVersion": "tritonpipelines.io/v1alpha1",
@@ -256,7 +256,7 @@ def test_a_watch_prints_what_changes_and_outlasts_an_absence(
     looks = [
         listed(pipeline("a", "False")),
         listed(pipeline("a", "False")),
-        told({"kind": "Status", "message": "away"}, 403),
+        response({"kind": "Status", "message": "away"}, 403),
         listed(pipeline("a", "True")),
     ]
     url = server({"GET": looks.pop(0)}).partition("/v2")[0]
@@ -292,7 +292,7 @@ def test_the_exit_code_says_whether_the_pipeline_is_ready(
     item["metadata"]["generation"] = 2
     if not state:
         del item["status"]
-    file = kubeconfig(tmp_path / "config", server({"GET": told(item)}).partition("/v2")[0])
+    file = kubeconfig(tmp_path / "config", server({"GET": response(item)}).partition("/v2")[0])
     for output in ("table", "json", "yaml"):
         ended = tritonpipe("status", "sentiment", "-o", output, "--kubeconfig", file)
         assert ended.code == code
@@ -302,7 +302,7 @@ def test_the_exit_code_says_whether_the_pipeline_is_ready(
 def test_wait_ends_when_the_pipeline_is_ready(
     tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = [told(pipeline("a", "False")), told(pipeline("a", "True"))]
+    looks = [response(pipeline("a", "False")), response(pipeline("a", "True"))]
     url = server({"GET": looks.pop(0)}).partition("/v2")[0]
 
     async def next_look(_: float) -> None:
@@ -317,7 +317,7 @@ def test_wait_ends_when_the_pipeline_is_ready(
 
 
 def test_wait_takes_at_most_its_timeout(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
-    url = server({"GET": told(pipeline("a", "False"))}).partition("/v2")[0]
+    url = server({"GET": response(pipeline("a", "False"))}).partition("/v2")[0]
     file = kubeconfig(tmp_path / "config", url)
     ended = tritonpipe("status", "a", "--wait", "--timeout", "0", "--kubeconfig", file)
     assert ended.code == 1
@@ -329,13 +329,13 @@ def test_wait_takes_at_most_its_timeout(tritonpipe: Run, server: Serve, tmp_path
 def test_wait_ends_in_time_while_the_api_server_fails(
     tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = server({"GET": told(pipeline("a", "False"))}).partition("/v2")[0]
+    url = server({"GET": response(pipeline("a", "False"))}).partition("/v2")[0]
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr("triton_pipelines.cli.status.time", clock)
     failed = []
 
     async def next_look(_: float) -> None:
-        failed.append(server({"GET": told({"kind": "Status", "message": "away"}, 403)}))
+        failed.append(server({"GET": response({"kind": "Status", "message": "away"}, 403)}))
         assert len(failed) < 100, "the wait does not end"
 
     monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
@@ -350,7 +350,7 @@ def test_wait_ends_in_time_while_the_api_server_fails(
 def test_wait_reads_once_more_when_the_time_is_over(
     tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = server({"GET": told(pipeline("a", "False"))}).partition("/v2")[0]
+    url = server({"GET": response(pipeline("a", "False"))}).partition("/v2")[0]
     now = [0.0]
     monkeypatch.setattr(
         "triton_pipelines.cli.status.time", SimpleNamespace(monotonic=lambda: now[0])
@@ -359,7 +359,7 @@ def test_wait_reads_once_more_when_the_time_is_over(
     async def next_look(seconds: float) -> None:
         now[0] += seconds
         if now[0] == 1.0:
-            server({"GET": told(pipeline("a", "True"))})
+            server({"GET": response(pipeline("a", "True"))})
 
     monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
     file = kubeconfig(tmp_path / "config", url)

@@ -28,7 +28,7 @@ def test_the_jobs_arguments_and_files_are_understood(tmp_path: Path) -> None:
         options, slo={"p99Milliseconds": 50}, tuning={"request": "a", "mode": "Thorough"}
     )
     revision = one.render()
-    told = inputs(
+    reported = inputs(
         one.pipeline,
         "12345678",
         builders.document(slo={"p99Milliseconds": 50}),
@@ -37,7 +37,7 @@ def test_the_jobs_arguments_and_files_are_understood(tmp_path: Path) -> None:
     )
     made = job(one.pipeline, "12345678", revision.name, "10.0.0.1", revision.template, options)
     (container,) = made["spec"]["template"]["spec"]["containers"]
-    for name, text in told["data"].items():
+    for name, text in reported["data"].items():
         (tmp_path / name).write_text(text)
     (tmp_path / FILE_KEY).write_text("key")
     places = {
@@ -53,4 +53,6 @@ def test_the_jobs_arguments_and_files_are_understood(tmp_path: Path) -> None:
     assert isinstance(done.exception, CommandError), (done.output, done.exception)
     assert done.exception.code == EXIT_FAILED
     assert NOBODY in str(done.exception)
-    assert json.loads(told["data"]["operator.yaml"])["substitute_runner"] == ["onnxruntime_onnx"]
+    assert json.loads(reported["data"]["operator.yaml"])["substitute_runner"] == [
+        "onnxruntime_onnx"
+    ]

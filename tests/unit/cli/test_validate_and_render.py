@@ -207,8 +207,8 @@ def test_a_name_stands_once_in_a_file(
             {} if namespace is None else {"namespace": namespace}
         )
     ended = tritonpipe("validate", "-", text=yaml.safe_dump_all(documents).encode())
-    told = "standard input (sentiment): error: metadata.name: an earlier document"
-    assert (ended.code, ended.out.count(told)) == (code, code)
+    reported = "standard input (sentiment): error: metadata.name: an earlier document"
+    assert (ended.code, ended.out.count(reported)) == (code, code)
     assert ended.out.count("valid") == 2 - code, "who is told to rename one has no valid file"
 
 

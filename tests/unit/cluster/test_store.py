@@ -182,8 +182,8 @@ def test_after_a_list_the_store_is_what_the_cluster_is(steps: list[tuple[str, st
                 ):
                     assert not store.put(PODS, old)
         else:
-            told = store.replace(PODS, list(cluster.values()), since=store.mark())
-            assert missed or not told
+            reported = store.replace(PODS, list(cluster.values()), since=store.mark())
+            assert missed or not reported
             missed = False
             assert {pod["metadata"]["name"]: pod for pod in store.all(PODS)} == cluster
             for pipeline in ("p", "q"):

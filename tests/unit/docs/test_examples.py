@@ -86,11 +86,11 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("fence", "told"), TOLD, ids=str)
-def test_messages_on_a_page_are_those_that_come(fence: markdown.Fence, told: str) -> None:
+@pytest.mark.parametrize(("fence", "reported"), TOLD, ids=str)
+def test_messages_on_a_page_are_those_that_come(fence: markdown.Fence, reported: str) -> None:
     assert [
         finding for document in pipelines(fence) for finding in findings(document)
-    ] == told.splitlines()
+    ] == reported.splitlines()
 
 
 def test_fragments_are_looked_at() -> None:

@@ -65,14 +65,14 @@ def test_every_command_has_its_section() -> None:
     "title", [title for title in sections(CLI) if title.startswith("tritonpipe ")]
 )
 def test_every_option_is_told_and_no_other(title: str) -> None:
-    told = set(re.findall(r"^\| `(--[a-z-]+)", sections(CLI)[title], re.MULTILINE))
-    assert told == known_options(title.split()[1])
+    reported = set(re.findall(r"^\| `(--[a-z-]+)", sections(CLI)[title], re.MULTILINE))
+    assert reported == known_options(title.split()[1])
 
 
 def test_operator_variables_are_those_of_the_configuration() -> None:
-    told = set(re.findall(r"`(TRITONPIPE_[A-Z_]+)`", sections(CLI)["tritonpipe operator"]))
-    assert told <= {variable_of(name) for name in OperatorConfig.model_fields}
-    assert {variable_of(name) for name in OperatorConfig.model_fields} <= told
+    reported = set(re.findall(r"`(TRITONPIPE_[A-Z_]+)`", sections(CLI)["tritonpipe operator"]))
+    assert reported <= {variable_of(name) for name in OperatorConfig.model_fields}
+    assert {variable_of(name) for name in OperatorConfig.model_fields} <= reported
 
 
 def test_every_reason_that_is_not_fine_has_a_section() -> None:
@@ -89,8 +89,8 @@ def test_the_table_of_first_steps_has_every_section_once() -> None:
 
 def test_the_status_page_has_every_reason_in_the_row_of_its_kind() -> None:
     rows = {
-        first.partition(":")[0]: set(re.findall(r"\b[A-Z]\w+", told))
-        for first, told in re.findall(r"^\| ([a-z][^|]*?) \| (.+) \|$", STATUS, re.MULTILINE)
+        first.partition(":")[0]: set(re.findall(r"\b[A-Z]\w+", reported))
+        for first, reported in re.findall(r"^\| ([a-z][^|]*?) \| (.+) \|$", STATUS, re.MULTILINE)
     }
     for kind in ReasonKind:
         assert rows[kind.value.lower()] == {
@@ -154,13 +154,13 @@ def test_changelog_fragments_build() -> None:
         timeout=60,
     ).stdout
     assert "9.9.9" in draft
-    told = " ".join(draft.split())
+    reported = " ".join(draft.split())
     for fragment in (markdown.ROOT / "changelog.d").glob("*.md"):
         # +WHAT.TYPE.md; a fragment of another type would be passed over in silence.
         assert fragment.name.split(".")[-2] in ("feature", "bugfix", "doc", "removal"), (
             fragment.name
         )
-        assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in told, fragment.name
+        assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in reported, fragment.name
 
 
 def test_measured_figures_are_those_of_their_files() -> None:

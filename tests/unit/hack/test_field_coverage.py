@@ -98,7 +98,7 @@ def test_a_way_stands_for_the_fields_below_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("claims", "reasons", "told"),
+    ("claims", "reasons", "reported"),
     [
         (
             [],
@@ -141,10 +141,10 @@ def test_a_way_stands_for_the_fields_below_it() -> None:
     ],
 )
 def test_what_is_missing_or_needless_is_told(
-    claims: list[field_coverage.Claim], reasons: dict[str, str], told: str
+    claims: list[field_coverage.Claim], reasons: dict[str, str], reported: str
 ) -> None:
     _, wrong = field_coverage.match_claims(NAMES, claims, reasons)
-    assert any(told in line for line in wrong), wrong
+    assert any(reported in line for line in wrong), wrong
 
 
 def test_a_reason_stands_in_for_a_level_and_is_shown() -> None:

@@ -27,7 +27,7 @@ def test_the_page_is_current() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (
             "max_batch_size: {made: twice}\ninput: {made: all of it}\ninput.name: {made: again}",
@@ -38,10 +38,10 @@ def test_the_page_is_current() -> None:
         ("max_batch_size: {made: up}", "backend: 0 entries"),
     ],
 )
-def test_a_wrong_table_is_told(tmp_path: Path, change: str, told: str) -> None:
+def test_a_wrong_table_is_told(tmp_path: Path, change: str, reported: str) -> None:
     (tmp_path / "table.yaml").write_text(change, encoding="utf-8")
     _, wrong = modelconfig.by_field(modelconfig.entries(tmp_path / "table.yaml"))
-    assert any(told in line for line in wrong), wrong
+    assert any(reported in line for line in wrong), wrong
 
 
 @pytest.mark.parametrize("entry", ["up", "{made: up, patch: no}", "{colour: red}"])

@@ -19,12 +19,12 @@ PROBS = 'output [{ name: "PROBS" data_type: TYPE_FP32 dims: [3] }]'
 
 def model(name: str, inputs: str, outputs: str) -> str:
     """The config of a python model whose tensors are texts of one row."""
-    told = [
+    reported = [
         f'{kind} [{{ name: "{tensor}" data_type: TYPE_STRING dims: [1] }}]'
         for kind, tensors in (("input", inputs), ("output", outputs))
         for tensor in tensors.split()
     ]
-    return f'name: "{name}" backend: "python" max_batch_size: 8 ' + " ".join(told)
+    return f'name: "{name}" backend: "python" max_batch_size: 8 ' + " ".join(reported)
 
 
 def step(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:

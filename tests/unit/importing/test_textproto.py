@@ -86,7 +86,7 @@ def test_unknown_fields_are_named_with_their_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("name: 7\n", r"m/config\.pbtxt"),
         ("input {\n  dims: x\n}\n", r"m/config\.pbtxt"),
@@ -94,6 +94,8 @@ def test_unknown_fields_are_named_with_their_line() -> None:
         ("tomorrow: 1\nmax_batch_size: x\n", r"m/config\.pbtxt"),
     ],
 )
-def test_what_is_no_config_is_named_with_its_line(text: str, told: str, messages: Messages) -> None:
-    with messages.raises(ModelRepositoryError, match=told):
+def test_what_is_no_config_is_named_with_its_line(
+    text: str, reported: str, messages: Messages
+) -> None:
+    with messages.raises(ModelRepositoryError, match=reported):
         read_config(text, "m/config.pbtxt", {})

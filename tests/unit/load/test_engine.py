@@ -79,7 +79,7 @@ class Counter:
         loop.call_at(self.free, done, None)
 
 
-def evenly(rate: float, **fields: Any) -> LoadSpec:
+def paced(rate: float, **fields: Any) -> LoadSpec:
     """Return an open loop of evenly spaced requests, without warmup and statistics."""
     defaults: dict[str, Any] = {"warmup_s": 0, "statistics": False}
     return LoadSpec(rate=rate, arrivals=Arrivals.CONSTANT, **(defaults | fields))
@@ -98,7 +98,7 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
     def stalls(number: int) -> float:
         return 1.0 if number == 10 else 0.001
 
-    even = evenly(100, duration_s=3)
+    even = paced(100, duration_s=3)
     open_loop = await run_on(Counter(stalls), even)
     waited = np.sort(open_loop.latencies)[::-1]
     # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991
@@ -115,7 +115,7 @@ async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
     # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile
     # and could not even be sent.
     async with kserve(lambda number: (0.3 if number == 5 else 0.0, 200, b"{}")) as stand:
-        spec = evenly(100, connections=1, duration_s=0.6)
+        spec = paced(100, connections=1, duration_s=0.6)
         result = await run_load(target(stand.url), spec)
     assert stand.connections == 1
     assert np.count_nonzero(result.latencies > 0.1) >= 18
@@ -124,7 +124,7 @@ async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
 
 async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
     async with kserve(lambda _: (0.2, 200, b"{}")) as stand:
-        result = await run_load(target(stand.url), evenly(100, duration_s=0.3))
+        result = await run_load(target(stand.url), paced(100, duration_s=0.3))
     assert stand.most_under_way >= 18
     assert np.sort(result.due)[:30] == pytest.approx(np.arange(30) / 100)
     # Answered after the measured time, and counted all the same: they were due in it.
@@ -218,7 +218,7 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
                 pass
         done(None)
 
-    result = await LoadRun(evenly(1000, duration_s=0.3), [b""], [1], send, None, None).run()
+    result = await LoadRun(paced(1000, duration_s=0.3), [b""], [1], send, None, None).run()
     summary = summarize(result)
     assert summary.requests == 300
     assert summary.p99_s > 0.1
@@ -237,7 +237,7 @@ async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for
             return list
 
     server = Counter(lambda _: 0.001)
-    spec = evenly(100, duration_s=2, warmup_s=1, statistics=True)
+    spec = paced(100, duration_s=2, warmup_s=1, statistics=True)
     result = await run_on(server, spec, Slow())
     assert server.number == 300
     assert (result.begin_s, result.end_s) == (1.0, 3.0)
@@ -250,7 +250,7 @@ async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
     After two seconds, one second of arrivals is waiting, and more load would show nothing new.
     """
     server = Counter(lambda _: 0.01)
-    result = await run_on(server, evenly(200, duration_s=60, warmup_s=0.5, behind_s=1))
+    result = await run_on(server, paced(200, duration_s=60, warmup_s=0.5, behind_s=1))
     assert result.overloaded
     assert result.begin_s == 0.0, "less than a window: all of it counts"
     assert result.end_s == pytest.approx(2.0, abs=0.05)
@@ -265,7 +265,7 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
     None
 ):
     server = Counter(lambda number: 0.01 if number < 200 else 100.0)
-    result = await run_on(server, evenly(100, duration_s=6, behind_s=0.5))
+    result = await run_on(server, paced(100, duration_s=6, behind_s=0.5))
     assert result.overloaded
     assert result.begin_s == 0.0
     assert result.end_s == pytest.approx(2.5, abs=0.1)
@@ -283,7 +283,7 @@ async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float)
     Fifty requests are half a second of arrivals. Requests that are not sent beyond them would never
     be five seconds behind.
     """
-    spec = evenly(100, duration_s=9, pending=50, behind_s=behind_s, timeout_s=20)
+    spec = paced(100, duration_s=9, pending=50, behind_s=behind_s, timeout_s=20)
     result = await run_on(Counter(lambda _: 0.5), spec)
     ends = behind_s < 60
     assert result.overloaded == ends
@@ -300,7 +300,7 @@ async def test_one_request_that_never_ends_is_no_overload() -> None:
                 return
             super().send(payload, done)
 
-    result = await run_on(OneHangs(lambda _: 0.001), evenly(100, duration_s=6, behind_s=0.5))
+    result = await run_on(OneHangs(lambda _: 0.001), paced(100, duration_s=6, behind_s=0.5))
     assert not result.overloaded
     assert (result.begin_s, result.end_s) == (0.0, 6.0)
     assert np.count_nonzero(result.error >= 0) == 1
@@ -308,7 +308,7 @@ async def test_one_request_that_never_ends_is_no_overload() -> None:
 
 @pytest.mark.looptime(start=0)
 async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unsteady() -> None:
-    spec = evenly(200, duration_s=3, warmup_s=1, extend=6)
+    spec = paced(200, duration_s=3, warmup_s=1, extend=6)
     result = await run_on(Counter(lambda _: 0.01), spec)
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     summary = summarize(result)
@@ -344,7 +344,7 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
             }
             return lambda: [model | {"inference_stats": {"success": {"count": done}}}]
 
-    spec = evenly(10, duration_s=3, warmup_s=1, statistics=True)
+    spec = paced(10, duration_s=3, warmup_s=1, statistics=True)
     result = await run_on(Counter(lambda _: 0.001), spec, Late())
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     assert result.steps["m"].requests == 40
@@ -395,12 +395,12 @@ async def test_it_goes_on_until_it_is_steady_and_no_longer() -> None:
 
 
 async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
-    told: list[LoadProgress] = []
+    reported: list[LoadProgress] = []
     twice = asyncio.Event()
 
     def tell(progress: LoadProgress) -> None:
-        told.append(progress)
-        if len(told) == 2:
+        reported.append(progress)
+        if len(reported) == 2:
             twice.set()
 
     async with kserve(lambda _: (0.01, 200, b"{}")) as stand:
@@ -413,8 +413,8 @@ async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
         load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
-        assert told[-1].answered > 0
-        assert told[-1].total_s == 31.0
+        assert reported[-1].answered > 0
+        assert reported[-1].total_s == 31.0
         assert asyncio.all_tasks() == {asyncio.current_task()} | {
             task for task in asyncio.all_tasks() if "listening" in repr(task)
         }

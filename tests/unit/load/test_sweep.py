@@ -81,16 +81,16 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
         )
         for number in (1, 2)
     ]
-    told: list[tuple[int, int, str, bool]] = []
+    reported: list[tuple[int, int, str, bool]] = []
     ends: list[float] = []
 
     def tell(number: int, total: int, spec: LoadSpec, far: object) -> None:
         if far is None:
-            told.append((number, total, spec.name, True))
+            reported.append((number, total, spec.name, True))
             ends.append(time.monotonic())
 
     found = sweep([(target, spec) for spec in specs], 2, tell)
-    assert [(number, name) for number, _, name, _ in told] == [
+    assert [(number, name) for number, _, name, _ in reported] == [
         (0, "concurrency 1"),
         (1, "concurrency 2"),
         (2, "concurrency 1"),

@@ -134,12 +134,12 @@ async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look()
     ):
         await reader.collect(expected(a=good, b=good))
         broken = (await reader.collect(expected(a=good, b=bad)))[KEY]
-        mended = (await reader.collect(expected(a=good, b=good)))[KEY]
+        corrected = (await reader.collect(expected(a=good, b=good)))[KEY]
     assert isinstance(broken, PipelineSample)
-    assert isinstance(mended, PipelineSample)
-    assert (set(broken.pods), set(mended.pods)) == ({"a"}, {"a", "b"})
-    assert len(mended.pods["b"].scrapes) == 2
-    assert mended.notes == ()
+    assert isinstance(corrected, PipelineSample)
+    assert (set(broken.pods), set(corrected.pods)) == ({"a"}, {"a", "b"})
+    assert len(corrected.pods["b"].scrapes) == 2
+    assert corrected.notes == ()
 
 
 async def test_an_unreachable_pod_is_read_less_often_until_its_address_changes() -> None:

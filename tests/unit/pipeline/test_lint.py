@@ -212,6 +212,6 @@ def test_labels_are_not_compared_each_with_each(messages: Messages) -> None:
             return str.__eq__(self, other)
 
     labels = [Label(f"class {number}") for number in range(500)]
-    (told,) = _labels([*labels, Label("class 7")])
-    messages.check(told.message)
+    (reported,) = _labels([*labels, Label("class 7")])
+    messages.check(reported.message)
     assert compared < len(labels)

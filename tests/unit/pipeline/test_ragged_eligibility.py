@@ -27,7 +27,7 @@ def graph(refused: str = "", **changes: Any) -> Graph:
     return build(pipeline, builders.options(), {key: refused} if refused else {})
 
 
-def told(of: Graph) -> tuple[str, str]:
+def padding_choice(of: Graph) -> tuple[str, str]:
     assert of.padding is not None
     return of.padding.chosen.value, of.padding.reason
 
@@ -60,7 +60,7 @@ HINDRANCES: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_stands_in_the_way_is_told_and_rows_are_padded(case: str) -> None:
     changes, why = HINDRANCES[case]
     built = graph(model=changes, postprocess=None)
-    chosen, reason = told(built)
+    chosen, reason = padding_choice(built)
     assert chosen == "Fixed"
     assert reason.startswith("Auto: spec.model: ")
     assert why in reason
@@ -84,7 +84,7 @@ def test_one_vector_per_token_and_other_inputs_go_with_it() -> None:
         postprocess=None,
     )
     model = built.steps[1]
-    assert told(built)[0] == "Ragged"
+    assert padding_choice(built)[0] == "Ragged"
     assert model.flat == {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0}
     assert [entry.tensor.name for entry in model.inputs if entry.ragged] == [
         "input_ids",
@@ -96,14 +96,14 @@ def test_one_vector_per_token_and_other_inputs_go_with_it() -> None:
 def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> None:
     for changes in ({"server": {"gpu": {"count": 0}}}, {"model": {"instances": {"kind": "CPU"}}}):
         built = graph(**changes)
-        chosen, reason = told(built)
+        chosen, reason = padding_choice(built)
         assert (chosen, built.steps[1].flat) == ("Ragged", None)
         assert "a model on CPU pays for every padded token" in reason
     fixed = graph(
         server={"gpu": {"count": 0}},
         model={"inputs": [{**IDS, "dims": [512]}, {**MASK, "dims": [512]}]},
     )
-    assert told(fixed) == (
+    assert padding_choice(fixed) == (
         "Fixed",
         "Auto: spec.model: its inputs are declared with a fixed length, so every row has "
         "512 tokens",
@@ -112,7 +112,7 @@ def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> No
 
 def test_a_refused_file_is_padded_and_the_reason_kept() -> None:
     built = graph("axis 1 of input_ids is 128")
-    chosen, reason = told(built)
+    chosen, reason = padding_choice(built)
     assert (chosen, built.steps[1].flat) == ("Fixed", None)
     assert "its file cannot be adapted to ragged batches (axis 1 of input_ids is 128)" in reason
     assert built.padding is not None

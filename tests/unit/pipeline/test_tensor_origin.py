@@ -14,7 +14,7 @@ MADE = (
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
         (
             "inference on 'sentiment' at 10.0.0.1:8001: in ensemble 'sentiment', "
@@ -48,8 +48,8 @@ MADE = (
         ),
     ],
 )
-def test_what_a_step_reads(said: str, told: str | None) -> None:
-    assert with_tensor_origin(built().graph, said) == f"{told or said} {MADE}"
+def test_what_a_step_reads(said: str, reported: str | None) -> None:
+    assert with_tensor_origin(built().graph, said) == f"{reported or said} {MADE}"
 
 
 def test_what_clients_read() -> None:

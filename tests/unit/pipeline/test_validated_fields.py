@@ -16,7 +16,7 @@ from triton_pipelines.compile.graph import build, check, lint
 TEXTS: dict[str, Any] = next(sample.document for sample in good() if sample.name == "pair")
 
 
-def _told(**changes: dict[str, Any]) -> dict[str, str]:
+def _messages(**changes: dict[str, Any]) -> dict[str, str]:
     """Return path → message of all findings and warnings for a changed reranker.
 
     Args:
@@ -39,18 +39,18 @@ def _told(**changes: dict[str, Any]) -> dict[str, str]:
 def test_texts_longer_than_the_model_takes_are_warned_of() -> None:
     assert (
         "(256), so longer texts fail; set it to 256"
-        in _told(model={"lengths": {"max": 256}})["spec.tokenizer.maxLength"]
+        in _messages(model={"lengths": {"max": 256}})["spec.tokenizer.maxLength"]
     )
-    assert "spec.tokenizer.maxLength" not in _told(model={"lengths": {"max": 512}})
+    assert "spec.tokenizer.maxLength" not in _messages(model={"lengths": {"max": 512}})
 
 
 @pytest.mark.proves("spec.model.lengths.min", "behaviour")
 def test_buckets_shorter_than_the_model_takes_are_warned_of() -> None:
     bucketed = {"padding": "Bucketed", "buckets": [16, 32]}
-    assert _told(tokenizer=bucketed, model={"lengths": {"min": 32}})[
+    assert _messages(tokenizer=bucketed, model={"lengths": {"min": 32}})[
         "spec.tokenizer.buckets[0]"
     ].startswith("16 is outside spec.model.lengths (32 to")
-    assert "spec.tokenizer.buckets[0]" not in _told(
+    assert "spec.tokenizer.buckets[0]" not in _messages(
         tokenizer=bucketed, model={"lengths": {"min": 16}}
     )
 
@@ -60,9 +60,9 @@ def test_the_release_decides_what_a_server_takes() -> None:
     new = {"maxInflightRequests": 8}
     assert (
         "requires Triton 25.11"
-        in _told(ensemble=new, server={"version": "24.10"})["spec.ensemble.maxInflightRequests"]
+        in _messages(ensemble=new, server={"version": "24.10"})["spec.ensemble.maxInflightRequests"]
     )
-    assert "spec.ensemble.maxInflightRequests" not in _told(
+    assert "spec.ensemble.maxInflightRequests" not in _messages(
         ensemble=new, server={"version": "25.11"}
     )
 
@@ -76,13 +76,13 @@ def test_a_delay_that_uses_the_goal_up_is_warned_of() -> None:
     )
     assert (
         "(10 ms)"
-        in _told(
+        in _messages(
             model=waiting, slo={"p99Milliseconds": 20, "networkAndQueueBudgetMilliseconds": 10}
         )[path]
     )
-    assert path not in _told(
+    assert path not in _messages(
         model=waiting, slo={"p99Milliseconds": 20, "networkAndQueueBudgetMilliseconds": 2}
     )
-    assert path not in _told(
+    assert path not in _messages(
         model=waiting, slo={"p99Milliseconds": 50, "networkAndQueueBudgetMilliseconds": 10}
     )

@@ -75,17 +75,17 @@ def test_what_live_scaling_does_is_told_all_the_same(change: dict[str, Any]) -> 
     decided, status = refused(world)
     assert decided.apply
     assert (decided.status is None) == (not change)
-    told = conditions(status)
+    reported = conditions(status)
     assert {
         kind: (item["status"], item["reason"])
-        for kind, item in told.items()
+        for kind, item in reported.items()
         if kind in CONDITION_TYPES
     } == {
         "MetricsAvailable": ("True", "Succeeded"),
         "ScalingActive": ("True", "Succeeded"),
         "ScalingLimited": ("True", "AtMaximum"),
     }
-    assert WORDS in told["Ready"]["message"]
+    assert WORDS in reported["Ready"]["message"]
     assert status["scaling"] == before["scaling"]
     assert (status["steps"], status["revision"]) == (before["steps"], before["revision"]), (
         "the revision that runs is still that"

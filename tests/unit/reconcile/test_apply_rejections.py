@@ -41,9 +41,9 @@ async def test_a_child_that_admission_refuses_is_told_of_and_tried_again() -> No
         await reconciler_of(client, store).reconcile(KEY)
     (status,) = client.statuses
     check_status(status)
-    told = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
-    assert told["Ready"] == ("False", "APIError")
-    assert told["Reconciling"] == ("True", "APIError")
+    reported = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+    assert reported["Ready"] == ("False", "APIError")
+    assert reported["Reconciling"] == ("True", "APIError")
     assert WORDS in status["conditions"][0]["message"]
     assert status["observedGeneration"] == 0
 
@@ -72,8 +72,8 @@ async def test_a_missing_permission_is_reported_with_its_remedy(messages: Messag
         await reconciler.reconcile(KEY)
     (status,) = client.statuses
     check_status(status)
-    told = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
-    assert told["Ready"] == ("False", "PermissionDenied")
+    reported = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+    assert reported["Ready"] == ("False", "PermissionDenied")
     message = status["conditions"][0]["message"]
     assert message.startswith("ConfigMap sentiment-")
     assert "nlp/writer" in message

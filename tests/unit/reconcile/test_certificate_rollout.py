@@ -79,7 +79,7 @@ def test_another_certificate_replaces_the_pods_but_not_the_revision() -> None:
     assert digests(world) == {renewed.digest}
     assert world.deployed == revision
     assert before.isdisjoint(pod.name for pod in world.pods)
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.step().is_empty
 
 
@@ -143,9 +143,9 @@ def test_an_unusable_secret_is_reported_and_what_runs_stays() -> None:
     before, pods = digests(world), {pod.name for pod in world.pods}
     world.certificate, world.certificate_problem = None, PROBLEM
     world.settle()
-    assert world.told()["Ready"] == "False InvalidCertificate"
+    assert world.reasons()["Ready"] == "False InvalidCertificate"
     assert world.condition("Ready")["message"] == PROBLEM
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Available"] == "True Serving"
     assert (digests(world), {pod.name for pod in world.pods}) == (before, pods)
     world.edit("Deployment", ["spec", "template", "metadata", "annotations"], {})
     world.settle()
@@ -159,11 +159,11 @@ def test_without_a_usable_secret_no_pod_is_created() -> None:
     world = World(builders.document(server=TLS))
     world.certificate_problem = PROBLEM
     world.step()
-    assert world.told()["Ready"] == "False InvalidCertificate"
+    assert world.reasons()["Ready"] == "False InvalidCertificate"
     assert world.children == {}
     world.certificate, world.certificate_problem = certificate(), ""
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_tls_is_switched_on_and_off_like_any_other_setting() -> None:
@@ -217,7 +217,7 @@ def test_a_rollback_returns_to_the_certificate_of_its_revision(tls: dict[str, An
     world.verdicts[world.status["revision"]] = BAD
     world.other_certificates = ()  # unreadable for a while
     world.settle()
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
     assert (world.deployed, digests(world)) == (revision, {serves.digest})
     # NoSurge stopped one of them.
     assert len(pods & {pod.name for pod in world.pods}) == 1

@@ -123,7 +123,7 @@ class Scene:
         assert status is not None
         return {item["type"]: item for item in status["conditions"]}
 
-    def told(self) -> dict[str, str]:
+    def reasons(self) -> dict[str, str]:
         return {
             kind: f"{item['status']} {item['reason']}" for kind, item in self.conditions().items()
         }
@@ -141,8 +141,8 @@ def report(reason: LoadReason, message: str, field: str) -> str:
 
 
 def test_nothing_there_yet() -> None:
-    told = Scene().told()
-    assert told == {
+    reported = Scene().reasons()
+    assert reported == {
         "Ready": "False Progressing",
         "Available": "False NoPods",
         "ModelsReady": "Unknown WaitingForPods",
@@ -152,12 +152,12 @@ def test_nothing_there_yet() -> None:
 
 def test_first_rollout_step_by_step(messages: Messages) -> None:
     assert (
-        Scene().pod(loader=RUNNING, server=waiting("PodInitializing")).told()["Ready"]
+        Scene().pod(loader=RUNNING, server=waiting("PodInitializing")).reasons()["Ready"]
         == "False Loading"
     )
-    assert Scene().pod(server=RUNNING).told()["Ready"] == "False Loading"
+    assert Scene().pod(server=RUNNING).reasons()["Ready"] == "False Loading"
     served = Scene().pod(ready=True)
-    assert served.told() == {
+    assert served.reasons() == {
         "Ready": "True Succeeded",
         "Available": "True Serving",
         "ModelsReady": "True Succeeded",
@@ -178,12 +178,12 @@ def test_a_ready_pod_owes_a_test_inference(messages: Messages) -> None:
         Probe(GOOD_PROBE.at, False, error="cannot be reached"),
     ):
         scene = Scene().pod(ready=True).probe(probe)
-        assert scene.told()["Ready"] == "False Progressing", probe
-        assert scene.told()["Available"] == "True Serving"
+        assert scene.reasons()["Ready"] == "False Progressing", probe
+        assert scene.reasons()["Available"] == "True Serving"
         messages.check(scene.message())
     messages.check(scene.message())
     assert (
-        Scene(health={"inference": "Disabled"}).pod(ready=True).probe(None).told()["Ready"]
+        Scene(health={"inference": "Disabled"}).pod(ready=True).probe(None).reasons()["Ready"]
         == "True Succeeded"
     )
 
@@ -191,7 +191,7 @@ def test_a_ready_pod_owes_a_test_inference(messages: Messages) -> None:
 def test_inference_failing() -> None:
     broken = Probe(GOOD_PROBE.at, True, inference_error="output logits holds NaN or infinity")
     one = Scene().pod(ready=True).probe(broken)
-    assert one.told() == {
+    assert one.reasons() == {
         "Ready": "False InferenceFailed",
         "Available": "False InferenceFailed",
         "ModelsReady": "True Succeeded",
@@ -199,8 +199,8 @@ def test_inference_failing() -> None:
     }
     assert "NaN" in one.message()
     two = Scene(replicas=2).pod(ready=True).pod(ready=True).probe(broken)
-    assert two.told()["Available"] == "True Serving"
-    assert two.told()["Ready"] == "False InferenceFailed"
+    assert two.reasons()["Available"] == "True Serving"
+    assert two.reasons()["Ready"] == "False InferenceFailed"
 
 
 NO_GPU = {
@@ -223,8 +223,8 @@ def node(name: str, gpus: str | None, product: str = "") -> Object:
 
 def test_no_gpu_says_what_was_asked_and_what_is_offered(messages: Messages) -> None:
     scene = Scene(server={"gpu": {"count": 4}}).pod(placed=NO_GPU)
-    assert scene.told()["Ready"] == "False WaitingForGPU"
-    assert scene.told()["Reconciling"] == "True WaitingForGPU"
+    assert scene.reasons()["Ready"] == "False WaitingForGPU"
+    assert scene.reasons()["Reconciling"] == "True WaitingForGPU"
     assert "nvidia.com/gpu" in scene.message()
     messages.check(scene.message())
     assert "preemption" not in scene.message()
@@ -244,7 +244,7 @@ def test_other_shortages_name_the_resource(messages: Messages) -> None:
             {"message": "0/2 nodes are available: 2 Insufficient memory, 1 Insufficient cpu."},
         )
     )
-    assert scene.told()["Ready"] == "False WaitingForResources"
+    assert scene.reasons()["Ready"] == "False WaitingForResources"
     assert "nvidia.com/gpu" in scene.message()
     messages.check(scene.message())
 
@@ -253,7 +253,7 @@ def test_other_shortages_name_the_resource(messages: Messages) -> None:
 def test_image_that_cannot_be_pulled(container: str) -> None:
     status = {"image": "registry.example/x:1", **waiting("ImagePullBackOff", "manifest unknown")}
     scene = Scene().pod(**{"loader" if container == names.CONTAINER_LOADER else "server": status})
-    assert scene.told()["Ready"] == "False ImageUnavailable"
+    assert scene.reasons()["Ready"] == "False ImageUnavailable"
     for word in ("registry.example/x:1", container, "manifest unknown"):
         assert word in scene.message()
 
@@ -278,12 +278,12 @@ def test_what_the_loader_found(
     if phase == "lastState":
         loader |= waiting("CrashLoopBackOff")
     scene = Scene().pod(loader=loader, server=waiting("PodInitializing"))
-    assert scene.told()["Ready"] == f"False {reason}"
-    assert scene.told()[abnormal] == f"True {reason}"
-    assert scene.told()["ModelsReady"] == f"False {reason}"
+    assert scene.reasons()["Ready"] == f"False {reason}"
+    assert scene.reasons()[abnormal] == f"True {reason}"
+    assert scene.reasons()["ModelsReady"] == f"False {reason}"
     assert "spec.model.source" in scene.message()
     messages.check(scene.message())
-    assert {"Reconciling", "Stalled"} & set(scene.told()) == {abnormal}
+    assert {"Reconciling", "Stalled"} & set(scene.reasons()) == {abnormal}
 
 
 def test_the_finding_that_only_the_user_can_mend_speaks(messages: Messages) -> None:
@@ -309,7 +309,7 @@ def test_the_finding_that_only_the_user_can_mend_speaks(messages: Messages) -> N
     scene = Scene().pod(
         loader=ended(2, LoadReport(ok=False, revision="r", findings=findings).to_json())
     )
-    assert scene.told()["Ready"] == "False ModelMismatch"
+    assert scene.reasons()["Ready"] == "False ModelMismatch"
     assert "spec.tokenizer.source" in scene.message()
     messages.check(scene.message())
     assert "just so you know" not in scene.message()
@@ -317,7 +317,7 @@ def test_the_finding_that_only_the_user_can_mend_speaks(messages: Messages) -> N
 
 def test_loader_without_report(messages: Messages) -> None:
     scene = Scene().pod(loader=ended(137, "", reason="OOMKilled"))
-    assert scene.told()["Ready"] == "False InternalError"
+    assert scene.reasons()["Ready"] == "False InternalError"
     assert "OOMKilled" in scene.message()
     messages.check(scene.message())
 
@@ -326,7 +326,7 @@ def test_a_load_that_succeeded_after_a_failure_is_forgiven() -> None:
     loader = ended(0) | ended(
         3, report(LoadReason.SOURCE_UNAVAILABLE, "once", "spec.model.source"), phase="lastState"
     )
-    assert Scene().pod(loader=loader).told()["Ready"] == "False Loading"
+    assert Scene().pod(loader=loader).reasons()["Ready"] == "False Loading"
 
 
 def test_crash_loop_shows_the_end_of_the_log() -> None:
@@ -336,7 +336,7 @@ def test_crash_loop_shows_the_end_of_the_log() -> None:
         **ended(139, "x" * 2000 + "Segmentation fault", phase="lastState"),
     }
     scene = Scene().pod(server=server)
-    assert scene.told()["Ready"] == "False ServerCrashed"
+    assert scene.reasons()["Ready"] == "False ServerCrashed"
     assert "5 restarts" in scene.message()
     assert scene.message().endswith("Segmentation fault")
     assert len(scene.message()) < 1000
@@ -348,8 +348,8 @@ def test_a_model_that_triton_cannot_load(messages: Messages) -> None:
         ModelState("old", "UNAVAILABLE", "unloaded"),
     )
     scene = Scene().pod().probe(Probe(GOOD_PROBE.at, False, states))
-    assert scene.told()["Ready"] == "False ModelFailed"
-    assert scene.told()["Stalled"] == "True ModelFailed"
+    assert scene.reasons()["Ready"] == "False ModelFailed"
+    assert scene.reasons()["Stalled"] == "True ModelFailed"
     messages.check(scene.message())
     assert "old" not in scene.message()
 
@@ -357,13 +357,13 @@ def test_a_model_that_triton_cannot_load(messages: Messages) -> None:
 def test_the_worst_pod_speaks(messages: Messages) -> None:
     bad = ended(2, report(LoadReason.MODEL_MISMATCH, "no", "spec.model"))
     scene = Scene(replicas=3).pod(loader=RUNNING).pod(placed=NO_GPU).pod(loader=bad)
-    assert scene.told()["Ready"] == "False ModelMismatch"
+    assert scene.reasons()["Ready"] == "False ModelMismatch"
     messages.check(scene.message())
 
 
 def test_pods_on_their_way_out_do_not_count() -> None:
     scene = Scene().pod(ready=True, metadata={"deletionTimestamp": "2026-01-01T12:00:00Z"})
-    assert scene.told()["Available"] == "False NoPods"
+    assert scene.reasons()["Available"] == "False NoPods"
     status = scene.plan().status
     assert status is not None
     assert status["replicas"] == status["readyReplicas"] == 0
@@ -371,13 +371,13 @@ def test_pods_on_their_way_out_do_not_count() -> None:
 
 def test_suspended() -> None:
     scene = Scene(suspend="Enabled")
-    assert scene.told() == {"Ready": "True Suspended", "Available": "False Suspended"}
+    assert scene.reasons() == {"Ready": "True Suspended", "Available": "False Suspended"}
     assert scene.world.deployment["spec"]["replicas"] == 0
 
 
 def test_being_suspended_is_not_yet_suspended(messages: Messages) -> None:
     scene = Scene(suspend="Enabled").pod(ready=True)
-    assert scene.told() == {
+    assert scene.reasons() == {
         "Ready": "False Draining",
         "Available": "True Serving",
         "Reconciling": "True Draining",
@@ -387,13 +387,13 @@ def test_being_suspended_is_not_yet_suspended(messages: Messages) -> None:
 
 def test_more_pods_than_wanted_is_not_ready_yet(messages: Messages) -> None:
     scene = Scene(replicas=1).pod(ready=True).pod(ready=True)
-    assert scene.told()["Ready"] == "False Draining"
+    assert scene.reasons()["Ready"] == "False Draining"
     messages.check(scene.message())
 
 
 def test_no_replicas_wanted() -> None:
     scene = Scene(replicas=0)
-    assert scene.told() == {
+    assert scene.reasons() == {
         "Ready": "True Succeeded",
         "Available": "False NoPods",
         "ModelsReady": "Unknown WaitingForPods",
@@ -410,7 +410,7 @@ def test_all_findings_of_an_invalid_spec_in_one_message(messages: Messages) -> N
     decided = world.step()
     assert (decided.apply, decided.delete) == ((), ())
     assert world.children == children
-    assert world.told() == {
+    assert world.reasons() == {
         "Ready": "False InvalidSpec",
         "Available": "True Serving",
         "ModelsReady": "True Succeeded",
@@ -433,7 +433,7 @@ def test_missing_config_map_source_is_waited_for() -> None:
     }
     decided = world.step()
     assert decided.apply == ()
-    assert world.told() == {
+    assert world.reasons() == {
         "Ready": "False SourceUnavailable",
         "Available": "False NoPods",
         "Reconciling": "True SourceUnavailable",
@@ -441,7 +441,7 @@ def test_missing_config_map_source_is_waited_for() -> None:
     assert world.status["observedGeneration"] == 0
     assert decided.requeue_after is not None
     world.missing_sources, world.digests = {}, {"model": "1" * 64}
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
     first = world.deployed
     world.digests = {"model": "2" * 64}
     assert world.settle().deployed != first
@@ -495,7 +495,7 @@ def test_transition_times_move_with_the_status_value_alone() -> None:
 
 
 def test_what_a_pod_says_never_breaks_the_schema() -> None:
-    told = LoadReport.model_validate(
+    reported = LoadReport.model_validate(
         {
             "ok": True,
             "revision": "r",
@@ -509,7 +509,7 @@ def test_what_a_pod_says_never_breaks_the_schema() -> None:
             ],
         }
     )
-    scene = Scene().pod(ready=True, loader=ended(0, told.to_json()))
+    scene = Scene().pod(ready=True, loader=ended(0, reported.to_json()))
     status = scene.plan().status  # validated there
     assert status is not None
     assert len(status["sources"][0]["resolvedRevision"]) == 512
@@ -531,14 +531,14 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
     assert status["ensemble"]["outputs"][0]["shape"] == [-1, *dims]
     address = f"https://files.example/{'a' * 1000}?s"
     assert len(address) == 1024
-    told = LoadReport.model_validate(
+    reported = LoadReport.model_validate(
         {
             "ok": True,
             "revision": "r",
             "sources": [{"step": "model", "uri": redact_url(address), "sha256": "a" * 64}],
         }
     )
-    status = Scene().pod(ready=True, loader=ended(0, told.to_json())).plan().status
+    status = Scene().pod(ready=True, loader=ended(0, reported.to_json())).plan().status
     assert status is not None
     assert status["sources"][0]["uri"].startswith(address[:1000])
 

@@ -269,10 +269,10 @@ def test_what_the_api_server_refuses_of_one_pod_is_left_alone_and_said() -> None
         f"cpu: pod {first.pod} cannot get 3750m: no",
     )
     assert decided.requeue_after == 30
-    told = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get(
+    reported = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get(
         "conditions", ()
     )
-    assert not [item for item in told if item["type"] == "ScalingLimited"], (
+    assert not [item for item in reported if item["type"] == "ScalingLimited"], (
         "nobody asks for it any more"
     )
 

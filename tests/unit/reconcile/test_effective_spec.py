@@ -214,9 +214,9 @@ def test_a_status_that_changes_is_no_reason_to_work_anything_out(counted: list[s
     one, world = Resolver(OPTIONS), World(builders.document()).settle()
     observed = world.observed()
     first = one.resolve(observed)
-    told = copy.deepcopy(observed.pipeline) | {"status": {"conditions": []}}
-    told["metadata"] |= {"resourceVersion": "99", "managedFields": [{}]}
-    again = one.resolve(replace(observed, pipeline=told))
+    reported = copy.deepcopy(observed.pipeline) | {"status": {"conditions": []}}
+    reported["metadata"] |= {"resourceVersion": "99", "managedFields": [{}]}
+    again = one.resolve(replace(observed, pipeline=reported))
     assert counted == ["sentiment"]
     assert isinstance(again, CompiledPipeline)
     assert isinstance(again.revision, LazyRevision), "its content is not held"

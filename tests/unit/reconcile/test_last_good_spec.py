@@ -80,7 +80,7 @@ def test_a_deleted_child_of_the_running_revision_comes_back(kind: str, how: str)
     ).get(names.KEY_ACCEPTED)
     assert (world.deployed, [pod.name for pod in world.pods]) == (revision, pods)
     assert world.condition("Ready")["reason"] == reason(how)
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Available"] == "True Serving"
     assert world.step().is_empty
 
 
@@ -142,11 +142,11 @@ def test_a_rollout_that_has_begun_is_taken_back() -> None:
     world.verdicts[new] = BAD
     spoiled(world).settle()
     assert (world.deployed, {pod.revision for pod in world.serving}) == (old, {old})
-    assert world.told()["Ready"] == "False InvalidSpec"
+    assert world.reasons()["Ready"] == "False InvalidSpec"
     assert world.state.rollout.failed_revision == new
     # Its own spec again is no other wish than the one that failed.
     world.change(postprocess={"labels": ["negative", "positive"]}).settle()
-    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
 
 
 def test_a_valid_spec_is_acted_on_again() -> None:
@@ -156,7 +156,7 @@ def test_a_valid_spec_is_acted_on_again() -> None:
         postprocess={"labels": ["negative", "positive"]}, tokenizer={"maxLength": 96}
     ).settle()
     assert world.deployed != old
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_new_release_of_the_operator_rolls_nothing_out_for_an_invalid_spec() -> None:
@@ -179,16 +179,16 @@ def test_what_a_stricter_operator_refuses_keeps_serving() -> None:
     world.settle()
     assert world.children == before
     assert world.serving == serving
-    assert world.told()["Ready"] == "False InvalidSpec"
-    assert world.told()["Available"].startswith("True")
+    assert world.reasons()["Ready"] == "False InvalidSpec"
+    assert world.reasons()["Available"].startswith("True")
     assert "--pod-template=allow" in world.condition("Stalled")["message"]
     world.options = allowed
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.serving == serving
     world.options = builders.options()
     world.change(server={"podTemplate": None}).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert "hostIPC" not in world.deployment["spec"]["template"]["spec"]
 
 
@@ -196,7 +196,7 @@ def test_without_a_spec_that_was_ever_good_nothing_is_made() -> None:
     world = World(builders.document(postprocess={"labels": ["a", "b", "c"]}))
     world.step()
     assert world.children == {}
-    assert world.told()["Stalled"] == "True InvalidSpec"
+    assert world.reasons()["Stalled"] == "True InvalidSpec"
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_an_invalid_record_is_no_error(text: str) -> None:
     live["data"] = {**live["data"], names.KEY_ACCEPTED: text}
     world.forget()
     world.settle()
-    assert world.told()["Stalled"] == "True InvalidSpec"
+    assert world.reasons()["Stalled"] == "True InvalidSpec"
     world.change(postprocess={"labels": ["negative", "positive"]}).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_spec_that_is_very_long_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_each_of_them_only_where_it_is_valid(field: str, value: Any) -> None:
     world = World(builders.document(replicas=2)).settle()
     revision = world.deployed
     world.change(**{field: value}).settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (
+    assert (world.deployed, len(world.serving), world.reasons()["Ready"]) == (
         revision,
         2,
         "False InvalidSpec",

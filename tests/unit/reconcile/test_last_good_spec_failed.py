@@ -47,7 +47,7 @@ def taken_back(stored: bool) -> tuple[World, str]:
     failed = world.status["revision"]
     world.verdicts[failed] = BAD
     world.settle()
-    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
     return world, failed
 
 
@@ -75,9 +75,9 @@ def test_a_revision_that_failed_is_not_tried_again(how: str, stored: bool) -> No
     # Nor when the spec is again the one that failed.
     wish_again(world)
     stays(world, failed)
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
     world.change(tokenizer={"maxLength": 32}).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 @STORED
@@ -114,7 +114,7 @@ def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(
     )
     world.pass_time(15).step()
     world.settle()
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
     spoil(world, how)
     stays(world, broken)
     wish_again(world)
@@ -134,7 +134,7 @@ def test_what_was_not_acted_on_pins_no_image(how: str, stored: bool) -> None:
     if how == "invalid":
         world.change(**LABELS)
     world.settle()
-    assert (image(world), world.told()["Ready"]) == (builders.SERVER_IMAGE, "True Succeeded")
+    assert (image(world), world.reasons()["Ready"]) == (builders.SERVER_IMAGE, "True Succeeded")
 
 
 @STORED
@@ -147,7 +147,7 @@ def test_a_change_whose_source_came_later_is_no_new_release_of_the_operator(stor
     world.missing_sources, world.may_roll = {}, False
     world.settle()
     assert world.deployed == world.status["revision"] != old
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def image(world: World) -> str:

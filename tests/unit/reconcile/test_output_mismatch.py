@@ -64,9 +64,9 @@ class Answering(World):
 def test_a_pipeline_whose_first_revision_answers_so_does_not_become_ready() -> None:
     world = Answering(mismatch=WIDE)
     world.settle()
-    assert world.told()["Ready"] == "False InferenceFailed"
+    assert world.reasons()["Ready"] == "False InferenceFailed"
     assert WIDE in world.condition("Ready")["message"]
-    assert world.told()["Available"] == "False InferenceFailed"
+    assert world.reasons()["Available"] == "False InferenceFailed"
     assert not world.doubts
 
 
@@ -76,8 +76,8 @@ def test_a_revision_that_served_before_a_look_saw_it_keeps_serving_with_a_warnin
     world.settle()
     world.mismatch = WIDE
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "True Succeeded"
+    assert world.reasons()["Available"] == "True Serving"
     assert world.doubts == [WIDE]
     world.mismatch = ""
     world.settle()
@@ -94,7 +94,7 @@ def test_what_a_pod_answers_wrongly_beside_is_no_warning() -> None:
         "output RAW holds NaN",
     )  # the worst fault is what a look tells
     world.settle()
-    assert world.told()["Ready"] == "False InferenceFailed"
+    assert world.reasons()["Ready"] == "False InferenceFailed"
     assert "NaN" in world.condition("Ready")["message"]
 
 
@@ -108,12 +108,12 @@ def test_a_later_revision_serves_only_without_new_output_mismatches() -> None:
     world.settle()
     second = world.deployed
     assert second != first
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.doubts == [WIDE]
     world.change(model={"dynamicBatching": {"mode": "Enabled", "maxQueueDelayMicroseconds": 7000}})
     world.of[world.step().status["revision"]] = FLAT  # type: ignore[index]
     world.settle()
-    assert world.told()["Ready"] == "False InferenceFailed"
+    assert world.reasons()["Ready"] == "False InferenceFailed"
     assert FLAT in world.condition("Ready")["message"]
 
 
@@ -136,7 +136,7 @@ def test_a_known_mismatch_is_kept_although_the_status_has_no_room_for_its_warnin
     world.change(model={"dynamicBatching": {"mode": "Disabled"}})
     world.settle()
     assert world.deployed != first, "its pods are gone before the new ones are probed"
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_memory() -> None:
@@ -155,5 +155,5 @@ def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_memory() ->
     ]
     world.silent = False
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.doubts == [WIDE]

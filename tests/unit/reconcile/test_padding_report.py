@@ -81,7 +81,7 @@ def test_the_status_and_explain_say_it(
     made: Callable[[], Tuning], chosen: str, begins: str, holds: str
 ) -> None:
     world = made()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     said, reason = padding(world)
     assert said == chosen
     assert reason.startswith(begins)

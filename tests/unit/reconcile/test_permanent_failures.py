@@ -44,8 +44,8 @@ def test_a_missing_source_is_rolled_back_where_one_pod_fits(
     world, old = rolled_out(MISSING, EXIT_USER, strategy)
     assert world.deployed == old
     world.settle()
-    assert world.told()["Available"] == "True Serving"
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "False RolledBack"
     assert "SourceUnavailable" in world.condition("Ready")["message"]
     assert "model.onnx" in world.condition("Ready")["message"]
     messages.check(world.condition("Ready")["message"])
@@ -59,15 +59,15 @@ def test_a_missing_source_is_rolled_back_where_one_pod_fits(
 def test_what_may_end_by_itself_is_waited_for(finding: LoadFinding, code: int) -> None:
     world, old = rolled_out(finding, code, "NoSurge")
     assert world.deployed != old
-    assert world.told()["Ready"] == f"False {finding.reason.value}"
+    assert world.reasons()["Ready"] == f"False {finding.reason.value}"
 
 
 def test_a_surge_waits_for_its_source() -> None:
     world, old = rolled_out(MISSING, EXIT_USER, "Surge", room=None)
     assert world.deployed != old
-    assert world.told()["Ready"] == "False SourceUnavailable"
-    assert world.told()["Reconciling"] == "True SourceUnavailable"
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "False SourceUnavailable"
+    assert world.reasons()["Reconciling"] == "True SourceUnavailable"
+    assert world.reasons()["Available"] == "True Serving"
 
 
 def test_a_first_revision_waits_for_its_source() -> None:
@@ -77,10 +77,10 @@ def test_a_first_revision_waits_for_its_source() -> None:
     world.verdicts[world.status["revision"]] = BAD
     for _ in range(5):
         world.pass_time(5).control().run_pods().step()
-    assert world.told()["Reconciling"] == "True SourceUnavailable"
+    assert world.reasons()["Reconciling"] == "True SourceUnavailable"
     world.verdicts.clear()
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_first_failure_is_tried_again() -> None:

@@ -136,7 +136,7 @@ def test_a_deleted_child_comes_back(kind: str) -> None:
         if kind != "live":
             assert world.children[key].get(field) == before.get(field)
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 EDITS: list[tuple[str, list[Any], Any]] = [
@@ -365,7 +365,7 @@ def test_nonsense_in_the_live_config_map_is_forgotten(text: str) -> None:
     edit_live(world, **{names.KEY_COUNTS: text, names.KEY_MEMORY: text, names.KEY_RESOLVED: text})
     world.settle()
     assert (world.deployed, live(world, names.KEY_COUNTS)) == (revision, counts)
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert live(world, names.KEY_RESOLVED)[revision]
 
 
@@ -468,13 +468,13 @@ def test_a_new_release_rolls_when_it_may(request: pytest.FixtureRequest) -> None
         decided = each.step()
         assert decided.is_empty
         assert decided.requeue_after is not None, "its turn must come by itself"
-        assert (each.deployed, each.told()["Ready"]) == (old, "True Succeeded")
+        assert (each.deployed, each.reasons()["Ready"]) == (old, "True Succeeded")
     # What the user changes does not wait for anybody.
     world.change(**CHANGE).settle()
     assert world.deployed != old
     scaled.may_roll = True
     assert scaled.settle().deployed == old[::-1]
-    assert scaled.told()["Ready"] == "True Succeeded"
+    assert scaled.reasons()["Ready"] == "True Succeeded"
     assert scaled.step().requeue_after is None
 
 
@@ -499,7 +499,7 @@ def test_a_spec_that_is_too_large_is_the_users_to_mend() -> None:
     )
     decided = world.step()
     assert decided.apply == ()
-    assert world.told()["Ready"] == "False InvalidSpec"
+    assert world.reasons()["Ready"] == "False InvalidSpec"
     assert "spec.postprocess.labels" in world.condition("Ready")["message"]
 
 
@@ -532,7 +532,7 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
 def test_an_edited_live_config_map_stops_nothing(key: str, text: str) -> None:
     world = World(builders.document(scaling={"pods": {"max": 3}})).settle()
     world.children["ConfigMap", names.live_name(world.name)]["data"][key] = text
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
     assert len(world.serving) == 1
 
 
@@ -582,8 +582,8 @@ def test_a_source_that_went_missing_freezes_nothing_else() -> None:
     world.change(replicas=2, postprocess={"labels": ["down", "up"]}).settle()
     assert world.deployed == deployed, "no new revision can be made"
     assert world.deployment["spec"]["replicas"] == 2
-    assert world.told()["Ready"] == "False SourceUnavailable"
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "False SourceUnavailable"
+    assert world.reasons()["Available"] == "True Serving"
     del world.children["Service", world.name]
     world.change(suspend="Enabled").settle()
     assert ("Service", world.name) in world.children

@@ -73,9 +73,9 @@ def test_a_wrong_edit_keeps_the_serving_pod(strategy: str, messages: Messages) -
     world = served(strategy)
     old = edited(world, FAILS, seconds=600)
     assert [pod.revision for pod in world.serving] == [old]
-    assert world.told()["Available"] == "True Serving"
-    assert world.told()["Ready"] == "False ModelMismatch"
-    assert world.told()["Stalled"] == "True ModelMismatch"
+    assert world.reasons()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "False ModelMismatch"
+    assert world.reasons()["Stalled"] == "True ModelMismatch"
     message = world.condition("Ready")["message"]
     assert "FP16" in message
     assert old in message
@@ -89,12 +89,12 @@ def test_a_source_that_appears_continues_the_rollout(strategy: str) -> None:
     world.load_failure = (MISSING, EXIT_USER)
     edited(world, FAILS)
     assert len(world.serving) == 1
-    assert world.told()["Reconciling"] == "True SourceUnavailable"
-    assert "Stalled" not in world.told()
+    assert world.reasons()["Reconciling"] == "True SourceUnavailable"
+    assert "Stalled" not in world.reasons()
     assert "no pod serves" not in world.condition("Ready")["message"]
     world.preflight = PASSES
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.deployed == world.status["revision"]
     assert not world.preflights
     assert "PreflightPassed" in events(world)
@@ -105,7 +105,7 @@ def test_while_it_runs_the_old_revision_serves(strategy: str, messages: Messages
     world = served(strategy)
     old = edited(world, LOADS)
     assert [pod.revision for pod in world.serving] == [old]
-    assert world.told()["Reconciling"] == "True Preflight"
+    assert world.reasons()["Reconciling"] == "True Preflight"
     message = world.condition("Ready")["message"]
     assert old in message
     messages.check(message)
@@ -120,7 +120,7 @@ def test_a_preflight_without_a_node_does_not_block(strategy: str) -> None:
     old = edited(world, UNPLACED, seconds=PLACEMENT_SECONDS)
     assert [pod.revision for pod in world.serving] == [old]
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert events(world).count("PreflightSkipped") == 1
     (skipped,) = [
         event.note
@@ -141,10 +141,10 @@ def test_a_lost_pod_does_not_release_a_wrong_revision(strategy: str, lost: str) 
     passed(world, 60)
     assert "PreflightSkipped" not in events(world)
     assert [pod.revision for pod in world.serving] == [old]
-    assert (world.told()["Ready"] == "False ModelMismatch") is (lost != REMOVED)
+    assert (world.reasons()["Ready"] == "False ModelMismatch") is (lost != REMOVED)
     world.preflight_pod = ""
     passed(world, 60)
-    assert world.told()["Ready"] == "False ModelMismatch"
+    assert world.reasons()["Ready"] == "False ModelMismatch"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -155,7 +155,7 @@ def test_a_recreated_pod_has_its_own_time_to_find_a_node(strategy: str) -> None:
     passed(world, PLACEMENT_SECONDS - 10)
     assert [pod.revision for pod in world.serving] == [old]
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert events(world).count("PreflightSkipped") == 1
 
 
@@ -181,7 +181,7 @@ def test_a_sidecar_that_keeps_the_pod_running_does_not_block(strategy: str) -> N
     world = served(strategy)
     edited(world, SIDECAR)
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert events(world).count("PreflightPassed") == 1
     assert not world.preflights
 
@@ -247,7 +247,7 @@ def test_an_edit_during_a_failing_rollout_restores_the_verified_revision() -> No
     world.preflight = PASSES
     world.load_failure = None
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_new_pod_that_took_the_room_of_a_lost_one_is_rolled_back() -> None:
@@ -262,7 +262,7 @@ def test_a_new_pod_that_took_the_room_of_a_lost_one_is_rolled_back() -> None:
     world.run_pods()
     passed(world, 120)
     assert [pod.revision for pod in world.serving] == [old]
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -271,7 +271,7 @@ def test_a_preflight_that_the_api_server_rejects_does_not_block(strategy: str) -
     world.preflight_rejection = "the API server rejects one of its objects: exceeded quota"
     edited(world, LOADS)
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert events(world).count("PreflightSkipped") == 1
 
 
@@ -280,7 +280,7 @@ def test_a_full_disk_says_nothing_about_the_revision() -> None:
     world.load_failure = (FULL, EXIT_USER)
     edited(world, FAILS)
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert events(world).count("PreflightSkipped") == 1
 
 
@@ -293,7 +293,7 @@ def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
     world.load_failure = (MISSING, EXIT_RETRY)
     old = edited(world, ends, seconds=180)
     assert [pod.revision for pod in world.serving] == [old]
-    assert world.told()["Stalled"] == "True RolloutFailed"
+    assert world.reasons()["Stalled"] == "True RolloutFailed"
     message = world.condition("Ready")["message"]
     assert "120" in message
     assert "spec.rollout.preflight" in message
@@ -301,7 +301,7 @@ def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
     assert ("has no file model.onnx (404)" in message) is (ends == FAILS)
     world.preflight = PASSES
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 @pytest.mark.proves("spec.rollout.preflight", "behaviour")
@@ -318,7 +318,7 @@ def test_a_change_that_needs_no_preflight_deletes_it(strategy: str, change: Any)
     world.change(**change)
     world.settle()
     assert not world.preflights
-    assert world.told()["Ready"].startswith("True")
+    assert world.reasons()["Ready"].startswith("True")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -333,7 +333,7 @@ def test_another_edit_replaces_the_preflight(strategy: str) -> None:
     assert len(world.serving) == 1
     world.preflight = PASSES
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -342,7 +342,7 @@ def test_returning_to_the_old_spec_ends_it(strategy: str) -> None:
     old = edited(world, LOADS)
     world.change(tokenizer={"maxLength": None})
     world.settle()
-    assert (world.deployed, world.told()["Ready"]) == (old, "True Succeeded")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "True Succeeded")
     assert not world.preflights
 
 
@@ -374,15 +374,15 @@ def test_a_surge_that_is_ended_by_an_edit_is_checked_first() -> None:
     world.change(rollout={"strategy": "NoSurge"})
     passed(world, 60)
     assert [pod.revision for pod in world.serving] == [old]
-    assert world.told()["Reconciling"] == "True Preflight"
+    assert world.reasons()["Reconciling"] == "True Preflight"
     world.preflight = PASSES
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_first_revision_needs_none() -> None:
     world = World(builders.document(rollout={"strategy": "Recreate"}), preflight=LOADS).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert not any(plan.preflight_objects for plan in world.log)
 
 
@@ -399,7 +399,7 @@ def test_a_file_that_takes_no_ragged_batches_falls_back(strategy: str) -> None:
     assert len(world.serving) == 1
     world.preflight = PASSES
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.status["padding"]["chosen"] != "Ragged"
 
 
@@ -419,7 +419,7 @@ def test_room_that_appears_ends_it() -> None:
     assert world.preflights
     world.room = 2
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert not world.preflights
 
 
@@ -433,4 +433,4 @@ def test_a_job_of_others_is_not_believed() -> None:
     world.children["Job", job["metadata"]["name"]] = forged
     world.step()
     assert len(world.serving) == 1
-    assert world.told()["Reconciling"] == "True Preflight"
+    assert world.reasons()["Reconciling"] == "True Preflight"

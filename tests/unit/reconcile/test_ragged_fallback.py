@@ -40,7 +40,7 @@ def test_the_next_best_padding_is_served_and_the_reason_stands_in_the_status() -
     world.verdicts[first] = STIFF
     world.settle()
     assert world.deployed != first
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.status["padding"]["chosen"] == "Fixed"
     assert "axis 1 of input_ids is 128" in world.status["padding"]["reason"]
     assert list(recorded(world).values()) == ["axis 1 of input_ids is 128"]
@@ -70,7 +70,7 @@ def test_a_record_that_was_edited_into_nonsense_is_found_again() -> None:
     for text in ("[]", "{", '{"x": 3}'):
         live["data"][names.KEY_PADDING] = text
         world.settle()
-        assert world.told()["Ready"] == "True Succeeded"
+        assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_ragged_as_written_is_a_finding_and_the_old_revision_goes_on(messages: Messages) -> None:

@@ -77,7 +77,7 @@ def test_a_pod_that_scaling_wants_and_that_finds_no_room_stops_no_rollout(strate
         made.step()
         assert strategy == "Recreate" or len(made.serving) >= 2, "one at a time"
     assert made.deployed != old
-    assert made.told()["Ready"] == "True Succeeded"
+    assert made.reasons()["Ready"] == "True Succeeded"
     assert ({pod.revision for pod in made.pods}, len(made.serving)) == ({made.deployed}, 3)
     assert made.deployment["spec"]["replicas"] == 4, "a fourth is wanted as ever"
     assert (made.state.rollout.verified, made.state.replicas.rollout_pods) == (made.deployed, 0)
@@ -96,7 +96,7 @@ def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edi
     number = made.deployment["spec"]["replicas"]
     assert (number, type(number)) == (2, int)
     made.settle()
-    assert (len(made.serving), made.told()["Ready"]) == (2, "True Succeeded")
+    assert (len(made.serving), made.reasons()["Ready"]) == (2, "True Succeeded")
 
 
 # --- a second owner of the Deployment's number ----------------------------------------------------
@@ -122,7 +122,7 @@ def test_an_autoscaler_of_the_deployment_keeps_the_number_and_is_named() -> None
     ):
         assert word in limited(made)["message"]
     assert made.condition("Ready")["status"] == "True"
-    assert "Reconciling" not in made.told()
+    assert "Reconciling" not in made.reasons()
 
 
 def test_its_number_is_not_touched_by_other_changes() -> None:
@@ -144,14 +144,14 @@ def test_the_number_is_given_back() -> None:
     assert change["spec"]["replicas"] == 1, "the number is ours again, too"
     assert not limited(made)
     written(made, 1, entry(names.MANAGER_CHILDREN, operation="Apply"), entry("kubectl", "scale"))
-    assert made.settle().told()["Ready"] == "True Succeeded"
+    assert made.settle().reasons()["Ready"] == "True Succeeded"
 
 
 def test_an_edit_by_hand_is_mended_once() -> None:
     made = written(world(), 5, entry("kubectl-edit"))
-    mended = applied(made.step())
-    assert mended is not None
-    assert mended["spec"]["replicas"] == 1
+    repaired = applied(made.step())
+    assert repaired is not None
+    assert repaired["spec"]["replicas"] == 1
     assert not limited(made)
     made.pass_time(660)
     assert applied(written(made, 5, entry("kubectl-edit")).step()) is not None, (
@@ -181,9 +181,9 @@ def test_our_own_entries_are_not_another_manager() -> None:
         entry(names.MANAGER_CHILDREN, operation="Apply"),
         entry("kube-controller-manager", "scale"),
     )
-    mended = applied(made.step())
-    assert mended is not None
-    assert mended["spec"]["replicas"] == 1
+    repaired = applied(made.step())
+    assert repaired is not None
+    assert repaired["spec"]["replicas"] == 1
 
 
 def test_status_of_a_deployment_is_no_number_of_pods() -> None:
@@ -287,8 +287,8 @@ def test_a_pod_on_its_way_is_no_rollout() -> None:
     for _ in range(10):
         made.pass_time(5).control().run_pods()
         made.step()
-        assert made.told()["Ready"] == "True Succeeded"
-        assert "Reconciling" not in made.told()
+        assert made.reasons()["Ready"] == "True Succeeded"
+        assert "Reconciling" not in made.reasons()
     assert "Insufficient nvidia.com/gpu" in made.condition("Ready")["message"], (
         "what the third pod waits for is said"
     )
@@ -299,8 +299,8 @@ def test_a_pod_on_its_way_is_no_rollout() -> None:
 def test_a_rollout_is_one_all_the_same() -> None:
     made = world(**PODS).change(tokenizer={"maxLength": 64})
     made.step()
-    assert made.told()["Ready"] == "False Progressing"
-    assert made.settle().told()["Ready"] == "True Succeeded"
+    assert made.reasons()["Ready"] == "False Progressing"
+    assert made.settle().reasons()["Ready"] == "True Succeeded"
 
 
 def test_who_scales_the_pipeline_from_outside_is_told(messages: Messages) -> None:
@@ -329,7 +329,7 @@ def test_one_pod_that_is_kept_is_told_of_as_one(messages: Messages) -> None:
 def test_a_replica_count_without_a_manager_came_through_the_scale_subresource() -> None:
     made = world(**PODS)
 
-    def told(replicas: int, *managers: Object) -> str:
+    def reported(replicas: int, *managers: Object) -> str:
         document = {
             **made.document,
             "metadata": {
@@ -345,13 +345,15 @@ def test_a_replica_count_without_a_manager_came_through_the_scale_subresource() 
             made.now,
         ).conflict
 
-    assert told(1) == "", "1 is the default"
-    assert told(7).startswith(
+    assert reported(1) == "", "1 is the default"
+    assert reported(7).startswith(
         "an unnamed manager scales this pipeline through its scale subresource (an HPA, KEDA or "
         "kubectl scale; to 7)"
     )
-    assert told(7, entry("kubectl-edit")) == "", "whoever writes it by an edit is warned instead"
-    assert told(7, entry("keda", "scale")).startswith("keda scales")
+    assert reported(7, entry("kubectl-edit")) == "", (
+        "whoever writes it by an edit is warned instead"
+    )
+    assert reported(7, entry("keda", "scale")).startswith("keda scales")
 
 
 def test_budget_follows_the_number() -> None:

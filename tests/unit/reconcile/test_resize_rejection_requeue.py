@@ -56,8 +56,8 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
         1,
     )
     for _ in range(3):
-        told = await reconciler.reconcile(KEY)
-        assert told.requeue_after
+        reported = await reconciler.reconcile(KEY)
+        assert reported.requeue_after
         assert client.asked == 1
     elapsed = BACKOFF.total_seconds() + 1.0
     assert (await reconciler.reconcile(KEY)).requeue_after == 0.0

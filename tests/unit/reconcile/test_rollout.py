@@ -21,7 +21,7 @@ CHANGE = {"tokenizer": {"maxLength": 64}}
 def served(room: int | None = None, **spec: Any) -> World:
     """A pipeline whose first revision serves."""
     world = World(builders.document(**spec), room=room).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     return world
 
 
@@ -55,7 +55,7 @@ def test_surge_keeps_serving(replicas: int) -> None:
         world.pass_time(5).control().run_pods()
         assert len(world.serving) >= replicas
         assert world.condition("Available").get("status", "True") == "True"
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
     assert world.deployed != old
     assert {pod.revision for pod in world.pods} == {world.deployed}
     assert world.status["servingRevision"] == world.deployed == world.status["revision"]
@@ -67,7 +67,7 @@ def test_a_failed_surge_leaves_the_old_revision_serving(messages: Messages) -> N
     old = world.deployed
     new = failing(world)
     world.settle()
-    assert world.told() == {
+    assert world.reasons() == {
         "Ready": "False ModelMismatch",
         "Available": "True Serving",
         "ModelsReady": "False ModelMismatch",
@@ -92,17 +92,17 @@ def test_a_failed_surge_leaves_the_old_revision_serving(messages: Messages) -> N
 def test_a_rollout_without_progress_has_failed(messages: Messages) -> None:
     world = served(room=1, rollout={"strategy": "Surge", "progressDeadlineSeconds": 60})
     world.change(**CHANGE).settle()
-    assert world.told()["Reconciling"] == "True WaitingForGPU"
+    assert world.reasons()["Reconciling"] == "True WaitingForGPU"
     world.pass_time(90).control().step()
-    assert world.told()["Ready"] == "False RolloutFailed"
-    assert world.told()["Stalled"] == "True RolloutFailed"
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "False RolloutFailed"
+    assert world.reasons()["Stalled"] == "True RolloutFailed"
+    assert world.reasons()["Available"] == "True Serving"
     message = world.condition("Ready")["message"]
     assert "Insufficient nvidia.com/gpu" in message
     messages.check(message)
     # When room comes after all, the rollout ends well.
     world.room = 2
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
 
 
 def test_pods_that_the_api_server_refuses_are_told_of() -> None:
@@ -131,8 +131,8 @@ def test_pods_that_the_api_server_refuses_are_told_of() -> None:
     progressing = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}
     world.deployment["status"] = {"observedGeneration": 1, "conditions": [progressing, refused]}
     world.step()
-    assert world.told()["Ready"] == "False APIError"
-    assert world.told()["Reconciling"] == "True APIError"
+    assert world.reasons()["Ready"] == "False APIError"
+    assert world.reasons()["Reconciling"] == "True APIError"
     assert words in world.condition("Ready")["message"]
     progressing |= {
         "status": "False",
@@ -140,12 +140,12 @@ def test_pods_that_the_api_server_refuses_are_told_of() -> None:
         "message": "has timed out progressing.",
     }
     world.step()
-    assert world.told()["Stalled"] == "True RolloutFailed"
+    assert world.reasons()["Stalled"] == "True RolloutFailed"
     assert words in world.condition("Ready")["message"]
     # What it said of pods that came after all is no news.
     refused["status"], progressing["reason"] = "False", "NewReplicaSetCreated"
     world.step()
-    assert world.told()["Ready"] == "False Progressing"
+    assert world.reasons()["Ready"] == "False Progressing"
     assert words not in world.condition("Ready")["message"]
 
 
@@ -161,10 +161,10 @@ def test_the_deadline_of_an_outdated_status_does_not_count() -> None:
     }
     world.step()
     assert world.deployed != old
-    assert "Stalled" not in world.told()
+    assert "Stalled" not in world.reasons()
     world.deployment["status"] |= {"observedGeneration": world.deployment["metadata"]["generation"]}
     world.step()
-    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
 
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
@@ -175,10 +175,10 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
     gap = []
     for _ in range(20):
         world.pass_time(5).control().run_pods().step()
-        if world.told()["Available"].startswith("False"):
+        if world.reasons()["Available"].startswith("False"):
             gap.append(world.condition("Ready")["message"])
     world.settle()
-    assert world.told() == {
+    assert world.reasons() == {
         "Ready": "False RolledBack",
         "Available": "True Serving",
         "ModelsReady": "Unknown WaitingForPods",
@@ -207,10 +207,10 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
     world = served(rollout={"strategy": strategy})
     old = world.deployed
     failing(world)
-    assert world.settle().told()["Ready"] == "False RolledBack"
+    assert world.settle().reasons()["Ready"] == "False RolledBack"
     del world.children["ConfigMap", names.live_name(world.name)]
     world.settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (
+    assert (world.deployed, len(world.serving), world.reasons()["Ready"]) == (
         old,
         1,
         "False RolledBack",
@@ -239,7 +239,7 @@ def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> N
         pytest.fail("the old pod did not go first")
     del world.children["ConfigMap", names.live_name(world.name)]
     world.settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (
+    assert (world.deployed, len(world.serving), world.reasons()["Ready"]) == (
         old,
         1,
         "False RolledBack",
@@ -254,7 +254,7 @@ def test_what_served_before_is_nothing_to_go_back_to_once_a_rollout_has_ended() 
     world.verdicts[new] = BAD
     world.pods[0].phase = "Loading"
     world.settle()
-    assert (world.deployed, world.told()["Ready"]) == (new, "False ModelMismatch")
+    assert (world.deployed, world.reasons()["Ready"]) == (new, "False ModelMismatch")
 
 
 def test_a_surge_that_fails_half_way_is_stuck_until_more_pods_come() -> None:
@@ -273,7 +273,7 @@ def test_a_surge_that_fails_half_way_is_stuck_until_more_pods_come() -> None:
         world.pass_time(5).control().run_pods().step()
     world.control().step()
     assert (world.state.stalled_rollout.revision, world.state.stalled_rollout.pods) == ("", 0)
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
     assert world.state.stalled_rollout.revision == ""
 
 
@@ -300,7 +300,11 @@ def test_suspension_takes_no_revision_back() -> None:
     assert (world.deployed, world.state.rollout.failed_revision, world.pods) == (new, "", [])
     world.verdicts[new] = "good"
     world.change(suspend="Disabled").settle()
-    assert (world.deployed, len(world.serving), world.told()["Ready"]) == (new, 2, "True Succeeded")
+    assert (world.deployed, len(world.serving), world.reasons()["Ready"]) == (
+        new,
+        2,
+        "True Succeeded",
+    )
 
 
 def test_a_taken_back_revision_is_tried_again_with_the_next_spec() -> None:
@@ -314,10 +318,10 @@ def test_a_taken_back_revision_is_tried_again_with_the_next_spec() -> None:
     # Another spec that asks for the same revision: the cause may have been mended elsewhere.
     del world.verdicts[new]
     world.change(server={"service": {"annotations": {"a": "b"}}}).settle()
-    assert (world.deployed, world.told()["Ready"]) == (new, "True Succeeded")
+    assert (world.deployed, world.reasons()["Ready"]) == (new, "True Succeeded")
     assert world.state.rollout.failed_revision == ""
     # And a third revision after it.
-    assert world.change(tokenizer={"maxLength": 32}).settle().told()["Ready"] == "True Succeeded"
+    assert world.change(tokenizer={"maxLength": 32}).settle().reasons()["Ready"] == "True Succeeded"
     assert world.deployed not in (old, new)
 
 
@@ -327,7 +331,7 @@ def test_going_back_to_the_old_spec_ends_a_failed_rollout() -> None:
     failing(world)
     world.settle()
     world.change(tokenizer={"maxLength": None}).settle()
-    assert (world.deployed, world.told()["Ready"]) == (old, "True Succeeded")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "True Succeeded")
 
 
 def test_without_a_proven_revision_there_is_nothing_to_go_back_to() -> None:
@@ -335,8 +339,8 @@ def test_without_a_proven_revision_there_is_nothing_to_go_back_to() -> None:
     world.step()
     world.verdicts[world.status["revision"]] = BAD
     world.settle()
-    assert world.told()["Ready"] == "False ModelMismatch"
-    assert world.told()["Stalled"] == "True ModelMismatch"
+    assert world.reasons()["Ready"] == "False ModelMismatch"
+    assert world.reasons()["Stalled"] == "True ModelMismatch"
     good = failing(world, tokenizer={"maxLength": 32})
     assert world.settle().deployed == good
 
@@ -347,7 +351,7 @@ def test_a_revision_that_fails_inference_is_not_proven() -> None:
     world.change(**CHANGE).step()
     world.verdicts[world.status["revision"]] = DUMB
     world.settle()
-    assert world.told()["Ready"] == "False InferenceFailed"
+    assert world.reasons()["Ready"] == "False InferenceFailed"
     assert world.state.rollout.verified == old
     failing(world, tokenizer={"maxLength": 32})
     assert world.settle().deployed == old
@@ -361,7 +365,7 @@ def test_a_lost_record_of_the_restored_revision_ends_the_rollback() -> None:
     del world.children["ConfigMap", names.revision_name(world.name, old)]
     world.settle()
     assert world.deployed == new
-    assert world.told()["Ready"] == "False ModelMismatch"
+    assert world.reasons()["Ready"] == "False ModelMismatch"
 
 
 def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up(
@@ -372,19 +376,19 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up(
     assert mode(world) == "surge 1"
     world.control().run_pods()
     decided = world.step()
-    assert (mode(world), world.told()["Ready"]) == ("surge 1", "False WaitingForGPU")
+    assert (mode(world), world.reasons()["Ready"]) == ("surge 1", "False WaitingForGPU")
     assert decided.requeue_after == 10.0
     messages.check(world.condition("Ready")["message"])
     assert world.pass_time(9).step().requeue_after == 1.0
     assert world.serving
     world.pass_time(1).step()
-    assert (mode(world), world.told()["Ready"]) == ("surge 1", "False Preflight")
+    assert (mode(world), world.reasons()["Ready"]) == ("surge 1", "False Preflight")
     messages.check(world.condition("Ready")["message"])
     world.run_pods().step()
     assert mode(world) == "surge 0"
     messages.check(world.condition("Ready")["message"])
     assert world.serving, "announced before it happens"
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
     # Kept for this rollout alone: there may be room for the next.
     assert mode(world) == "surge 1"
     world.room = 2
@@ -410,7 +414,7 @@ def test_auto_gives_no_pod_up_where_that_makes_no_room(words: str) -> None:
     world.change(server={"nodeSelector": {"gpu": "h100"}}).settle()
     assert mode(world) == "surge 1"
     assert [pod.revision for pod in world.serving] == [old]
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Available"] == "True Serving"
 
 
 def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
@@ -419,7 +423,7 @@ def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
         "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's "
         "node affinity/selector."
     )
-    assert world.change(**CHANGE).settle().told()["Ready"] == "True Succeeded"
+    assert world.change(**CHANGE).settle().reasons()["Ready"] == "True Succeeded"
 
 
 @pytest.mark.proves("spec.rollout.strategy", "behaviour")
@@ -438,14 +442,14 @@ def test_suspend_and_back() -> None:
     world = served(replicas=2)
     children = set(world.children)
     world.change(suspend="Enabled").settle()
-    assert (world.pods, world.told()) == (
+    assert (world.pods, world.reasons()) == (
         [],
         {"Ready": "True Suspended", "Available": "False Suspended"},
     )
     assert set(world.children) == children
     assert world.status["observedGeneration"] == 2
     world.change(suspend="Disabled").settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert len(world.serving) == 2
 
 
@@ -456,7 +460,7 @@ def test_a_change_under_suspend_rolls_out_when_it_ends() -> None:
     assert world.pods == []
     world.change(suspend="Disabled").settle()
     assert world.deployed != old
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 @pytest.mark.proves("spec.replicas", "behaviour")
@@ -479,7 +483,7 @@ def test_a_restart_finds_its_way_where_no_second_pod_fits() -> None:
     template["metadata"]["annotations"] = {
         "kubectl.kubernetes.io/restartedAt": "2026-01-01T13:00:00Z"
     }
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
     assert [pod.name for pod in world.serving] != [before]
     assert mode(world) == "surge 1"
 

@@ -17,7 +17,7 @@ def status(reason: str, *counts: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("told", "before", "seen", "late", "reason"),
+    ("reported", "before", "seen", "late", "reason"),
     [
         (UPDATED, (1, 1, 0), (1, 1, 1), True, AVAILABLE),
         (UPDATED, (1, 1, 0), (1, 1, 0), False, UPDATED),
@@ -42,10 +42,11 @@ def status(reason: str, *counts: int) -> dict[str, object]:
     ],
 )
 def test_the_reason(
-    told: str, before: tuple[int, int, int], seen: tuple[int, int, int], late: bool, reason: str
+    reported: str, before: tuple[int, int, int], seen: tuple[int, int, int], late: bool, reason: str
 ) -> None:
     assert (
-        progressing(status(told, *before), Counted(*seen), 1, fresh=False, late=late)[0] == reason
+        progressing(status(reported, *before), Counted(*seen), 1, fresh=False, late=late)[0]
+        == reason
     )
 
 
@@ -64,9 +65,9 @@ def test_a_pod_that_is_lost_long_after_its_rollout_breaks_no_deadline() -> None:
     for _ in range(3):
         world.pass_time(1000).control().run_pods().step()
     assert world.deployment["status"]["conditions"][0]["reason"] == AVAILABLE
-    assert world.told()["Ready"] == "False WaitingForGPU"
+    assert world.reasons()["Ready"] == "False WaitingForGPU"
     world.room = 1
-    assert world.settle().told()["Ready"] == "True Succeeded"
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
 
 
 def test_what_is_told_is_what_was_before_the_sync() -> None:

@@ -153,7 +153,7 @@ def check(made: Scaled, old: set[str], pods: int, cpu: int, count: int) -> None:
     assert json.loads(live[names.KEY_COUNTS])["tokenizer"] >= count
 
 
-def goes_on(made: Scaled, old: set[str], least: tuple[int, int, int], rounds: int = 60) -> None:
+def converges(made: Scaled, old: set[str], least: tuple[int, int, int], rounds: int = 60) -> None:
     """Reconcile until nothing is left to do, with a check after each actor's step.
 
     A value that has changed must never change back.
@@ -173,7 +173,7 @@ def goes_on(made: Scaled, old: set[str], least: tuple[int, int, int], rounds: in
             for seen in (numbers, *limits.values()):
                 assert seen in (sorted(seen), sorted(seen, reverse=True)), "back and forth"
             return
-    raise AssertionError(f"no rest after {rounds} rounds: {made.told()}")
+    raise AssertionError(f"no rest after {rounds} rounds: {made.reasons()}")
 
 
 def kills(decided: Plan) -> int:
@@ -204,7 +204,7 @@ def test_killed_between_any_two_writes(before: Scaled, change: str) -> None:
         # The next process knows only what is recorded. It is killed, too, at its second write.
         made.intent = None
         made.control().step(writes=1)
-        goes_on(made, old, (pods, cpu, count))
+        converges(made, old, (pods, cpu, count))
         found = recorded(made.children["ConfigMap", names.live_name(made.name)]["data"])
         if done != PODS and change != "somebody's edit is mended":
             assert made.deployment["spec"]["replicas"] == done, "what was carried out is taken back"
@@ -212,7 +212,7 @@ def test_killed_between_any_two_writes(before: Scaled, change: str) -> None:
             assert found[KEY_REPLICAS] == made.deployment["spec"]["replicas"] == len(made.serving)
         if KEY_MILLIS in found and not made.kubelet:
             assert {limit_of(made, pod.name) for pod in made.pods} == {found[KEY_MILLIS]}
-        assert made.told()["Ready"] == "True Succeeded"
+        assert made.reasons()["Ready"] == "True Succeeded"
         ends.add((found.get(KEY_REPLICAS), found.get(KEY_MILLIS)))
         if wanted is not None:
             assert ends <= {(PODS, CPU), (wanted.pods, wanted.cpu)}, (

@@ -71,9 +71,9 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     measured(world, BROKEN)
     new = world.status["revision"]
     assert world.deployed == old != new
-    assert world.told()["Ready"] == "False RolledBack"
-    assert world.told()["Stalled"] == "True RolledBack"
-    assert world.told()["Available"] == "True Serving"
+    assert world.reasons()["Ready"] == "False RolledBack"
+    assert world.reasons()["Stalled"] == "True RolledBack"
+    assert world.reasons()["Available"] == "True Serving"
     said = world.condition("Ready")["message"]
     assert said == (
         f"revision {new} serves, but violates the SLO that revision {old} met, and was rolled "
@@ -112,7 +112,7 @@ def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
     old = world.deployed
     measured(world, BROKEN).settle()
     assert {pod.revision for pod in world.serving} == {old}
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_nothing_is_taken_back_where_in_doubt(
     world.latencies = Latencies({world.deployed: new} if new is not None else {})
     for _ in range(25):
         world.pass_time(15).step()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.deployed == world.status["revision"] != old
     assert world.state.slo_guard == SloGuardState()
     assert [reason for reason, _ in events(world)].count("SLOWatched") == 1
@@ -152,7 +152,7 @@ def test_a_first_revision_is_not_watched() -> None:
     world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
     world.latencies = Latencies({world.deployed: BROKEN})
     world.pass_time(15).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.state.slo_guard == SloGuardState()
 
 
@@ -160,7 +160,7 @@ def test_without_a_promise_nothing_is_watched() -> None:
     world = World(rendered=RENDERED).settle()
     world.latencies = Latencies({world.deployed: KEPT})
     measured(world, BROKEN)
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert (
         "slo_guard"
         not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEMORY]
@@ -177,7 +177,7 @@ def test_after_five_minutes_it_stays_whatever_comes() -> None:
     world.latencies = Latencies({new: BROKEN})
     world.pass_time(15).settle()
     assert world.deployed == new
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_changed_spec_tries_it_again_and_watches_it_again() -> None:
@@ -192,11 +192,11 @@ def test_a_changed_spec_tries_it_again_and_watches_it_again() -> None:
     world.latencies = Latencies({new: BROKEN})
     world.pass_time(15).settle()
     assert world.deployed == new
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     # The promise as it was, while it is still watched.
     world.change(slo=SLO).settle()
     assert world.deployed == old
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
 
 
 def test_once_taken_back_it_is_not_touched_again_for_the_same_spec() -> None:
@@ -208,7 +208,7 @@ def test_once_taken_back_it_is_not_touched_again_for_the_same_spec() -> None:
     for _ in range(30):
         world.pass_time(15).control().run_pods().step()
     assert world.deployed == old
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
 
 
 def test_a_restarted_operator_goes_on_watching() -> None:
@@ -245,7 +245,7 @@ def test_a_change_during_the_watch_is_compared_with_the_last_good_one() -> None:
     assert world.deployed == old != middle
     # Going back by hand is no rollout to watch.
     world.change(tokenizer={"maxLength": None}).settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.state.slo_guard == SloGuardState()
 
 
@@ -274,7 +274,7 @@ def test_an_autoscaler_of_the_pipeline_does_not_bring_a_broken_revision_back() -
     measured(world, BROKEN).settle()
     for number in (2, 3, 2):
         world.change(replicas=number).settle()
-        assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+        assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
         assert len(world.serving) == number, "the number itself is followed"
     world.change(rollout={"progressDeadlineSeconds": 901})
     world.step()
@@ -473,16 +473,16 @@ def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(
     world.latencies = Latencies({new: BROKEN})
     world.pass_time(WATCH_PERIOD.total_seconds() - 30).step()
     assert world.deployed == old
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
 
 
 def test_suspension_does_not_try_a_revision_again_that_was_taken_back() -> None:
     """What it would be compared with may be forgotten by then, and it would serve unjudged."""
     world = measured(promised(), BROKEN).settle()
     old = world.deployed
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
     world.latencies = None
     world.change(suspend="Enabled").settle()
-    assert (world.deployed, world.told()["Ready"]) == (old, "True Suspended")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "True Suspended")
     world.change(suspend="Disabled").settle()
-    assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")

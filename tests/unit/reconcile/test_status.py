@@ -52,19 +52,19 @@ def status(world: World) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("batch", "shape"), [(8, [-1, 4]), (0, [4])])
 def test_shapes_have_a_batch_axis_where_there_is_one(batch: int, shape: list[int]) -> None:
-    told = status(
+    reported = status(
         World(
             builders.document(**WITHOUT_TOKENIZER | {"steps": [step("scale", maxBatchSize=batch)]})
         )
     )
-    assert told["ensemble"]["inputs"] == [{"name": "X", "dataType": "FP32", "shape": shape}]
-    assert told["ensemble"]["outputs"] == [{"name": "Y", "dataType": "FP32", "shape": shape}]
+    assert reported["ensemble"]["inputs"] == [{"name": "X", "dataType": "FP32", "shape": shape}]
+    assert reported["ensemble"]["outputs"] == [{"name": "Y", "dataType": "FP32", "shape": shape}]
 
 
 def test_a_pipeline_without_tokenizer_tells_nothing_of_one() -> None:
-    told = status(World(builders.document(**WITHOUT_TOKENIZER)))
-    assert "tokenizer" not in told
-    assert "padding" not in told
+    reported = status(World(builders.document(**WITHOUT_TOKENIZER)))
+    assert "tokenizer" not in reported
+    assert "padding" not in reported
 
 
 def test_auxiliary_models_are_steps_too() -> None:
@@ -73,8 +73,8 @@ def test_auxiliary_models_are_steps_too() -> None:
         "auxiliaryModels": [step("helper")],
         "ensemble": {"entryPoint": "entry"},
     }
-    told = status(World(builders.document(**changes)))
-    assert [(item["name"], item["role"]) for item in told["steps"]] == [
+    reported = status(World(builders.document(**changes)))
+    assert [(item["name"], item["role"]) for item in reported["steps"]] == [
         ("entry", "Step"),
         ("helper", "Auxiliary"),
     ]
@@ -154,9 +154,9 @@ def test_what_triton_would_refuse_stalls_with_every_finding() -> None:
     )
     decided = world.step()
     assert not decided.apply
-    told = {item["type"]: item for item in world.status["conditions"]}
-    assert (told["Stalled"]["status"], told["Stalled"]["reason"]) == ("True", "InvalidSpec")
-    message = told["Stalled"]["message"]
+    reported = {item["type"]: item for item in world.status["conditions"]}
+    assert (reported["Stalled"]["status"], reported["Stalled"]["reason"]) == ("True", "InvalidSpec")
+    message = reported["Stalled"]["message"]
     assert "findings: (1) " in message
     for words in (
         "spec.model.configPatch",
@@ -196,10 +196,10 @@ def doubts(world: World) -> list[str]:
 def test_each_warning_is_told_once_however_many_passes_and_generations() -> None:
     world = World().change(slo={"p99Milliseconds": 5}).settle()
     (first,) = doubts(world)
-    told = [f"{item['path']}: {item['message']}" for item in world.status["warnings"]]
-    assert len(told) > 1
-    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(told, 1))
-    assert first == f"{len(told)} warnings in status.warnings: {listed}"
+    reported = [f"{item['path']}: {item['message']}" for item in world.status["warnings"]]
+    assert len(reported) > 1
+    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(reported, 1))
+    assert first == f"{len(reported)} warnings in status.warnings: {listed}"
     assert all(
         event.warning
         for decided in world.log

@@ -65,9 +65,9 @@ async def test_a_status_that_is_refused_is_told_of_once_in_conditions_and_an_eve
     result = await subject.reconcile(KEY)
     assert result.outcome == "stalled"
     assert result.requeue_after
-    full, told = server.statuses
+    full, reported = server.statuses
     assert "steps" in full
-    conditions = {item["type"]: item for item in told["conditions"]}
+    conditions = {item["type"]: item for item in reported["conditions"]}
     assert (conditions["Ready"]["status"], conditions["Ready"]["reason"]) == ("False", "APIError")
     assert (conditions["Stalled"]["status"], conditions["Stalled"]["reason"]) == (
         "True",

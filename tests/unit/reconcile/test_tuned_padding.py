@@ -59,7 +59,7 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     messages.check(tuning["message"])
     world.settle()
     assert world.deployed != first
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert '"tritonpipe.buckets"' in config(world).replace("'", '"')
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
@@ -200,7 +200,7 @@ def test_what_the_loader_refused_goes_before_what_was_measured() -> None:
     onnx.settle()
     assert padding(onnx)[0] == "Fixed"
     assert "axis 1 of input_ids is 128" in padding(onnx)[1]
-    assert onnx.told()["Ready"] == "True Succeeded"
+    assert onnx.reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_revision_that_breaks_the_promise_bars_its_choice_and_the_rule_serves_again() -> None:
@@ -214,7 +214,7 @@ def test_a_revision_that_breaks_the_promise_bars_its_choice_and_the_rule_serves_
     broken(world, first)
     assert world.deployed == first
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded", (
+    assert world.reasons()["Ready"] == "True Succeeded", (
         "nobody has to change the spec for what Auto did"
     )
     chosen, reason = padding(world)
@@ -244,13 +244,13 @@ def test_a_patch_that_breaks_the_promise_stays_taken_back_until_the_spec_changes
         world.pass_time(15).control().run_pods().step()
         deployed.add(world.deployed)
     assert deployed == {first}, "no third revision that nobody has measured"
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
     assert (
         "; Bucketed 32, 128, which tuning run 'monday' measured, was reverted: its p99"
         in padding(world)[1]
     )
     world.change(rollout={"drainSeconds": 9}).settle()
-    assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded"), (
+    assert (padding(world)[0], world.reasons()["Ready"]) == ("Fixed", "True Succeeded"), (
         "another spec, and its padding by rule"
     )
 
@@ -272,7 +272,7 @@ def test_without_room_a_failed_rollout_of_a_choice_is_gone_back_from() -> None:
     assert taken != first
     world.verdicts[taken] = BAD
     world.settle()
-    assert (world.deployed, world.told()["Ready"]) == (first, "True Succeeded")
+    assert (world.deployed, world.reasons()["Ready"]) == (first, "True Succeeded")
     assert "was reverted" in padding(world)[1]
 
 
@@ -306,11 +306,11 @@ def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_n
     data[names.KEY_MEASURED_PADDING] = text.replace("FINGERPRINT", fingerprint)
     world.step()
     assert choices(world) == known
-    (told,) = world.status["padding"]["measured"]
+    (reported,) = world.status["padding"]["measured"]
     data = world.children["ConfigMap", names.live_name(world.name)]["data"]
     data[names.KEY_MEASURED_PADDING] = text.replace("FINGERPRINT", fingerprint)
     world.document["status"]["padding"]["measured"] = [
-        {**told, "padding": "Auto"},
+        {**reported, "padding": "Auto"},
         {"padding": "Fixed"},
         "nonsense",
     ]
@@ -318,7 +318,7 @@ def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_n
         if kind == "ConfigMap" and name != names.live_name(world.name):
             item["data"].pop(names.KEY_MEASURED_PADDING, None)
     world.settle()
-    assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded")
+    assert (padding(world)[0], world.reasons()["Ready"]) == ("Fixed", "True Succeeded")
 
 
 def test_a_record_that_the_pipeline_cannot_have_is_not_taken() -> None:
@@ -330,7 +330,7 @@ def test_a_record_that_the_pipeline_cannot_have_is_not_taken() -> None:
         json.dumps(data)
     )
     world.settle()
-    assert (padding(world)[0], world.told()["Ready"]) == ("Fixed", "True Succeeded")
+    assert (padding(world)[0], world.reasons()["Ready"]) == ("Fixed", "True Succeeded")
 
 
 def test_the_next_run_measures_with_the_choice_in_force_and_keeps_it_with_other_knobs() -> None:
@@ -339,8 +339,8 @@ def test_the_next_run_measures_with_the_choice_in_force_and_keeps_it_with_other_
     world.pass_time(400).settle()
     world.change(tuning={"request": "tuesday"})
     world.step()
-    (told,) = world.ours("ConfigMap")
-    tokenizer = json.loads(told["data"]["pipeline.json"])["spec"]["tokenizer"]
+    (reported,) = world.ours("ConfigMap")
+    tokenizer = json.loads(reported["data"]["pipeline.json"])["spec"]["tokenizer"]
     assert (tokenizer["padding"], tokenizer["buckets"]) == ("Bucketed", [32, 128, 512])
     world.canary_ready().job_ends(json.dumps(result({"spec": {"model": {"maxBatchSize": 16}}}, 7)))
     world.run_pods_raw = []
@@ -399,7 +399,7 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
     """Settling is a fixpoint: no history makes revisions alternate."""
     world = world_of(rollout={"strategy": "Surge"})
     for number, step in enumerate(steps):
-        if step in ("padding", "both") and world.told().get("Ready") == "True Succeeded":
+        if step in ("padding", "both") and world.reasons().get("Ready") == "True Succeeded":
             world.latencies = None
             world.change(tuning={"request": f"run {number}"})
             world.settle()

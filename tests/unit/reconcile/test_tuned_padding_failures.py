@@ -55,7 +55,7 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
 
     The status and one event give the reason ``why``, and nothing tries the choice again.
     """
-    assert (world.deployed, world.told()["Ready"]) == (first, "True Succeeded")
+    assert (world.deployed, world.reasons()["Ready"]) == (first, "True Succeeded")
     chosen, reason = padding(world)
     assert chosen == "Fixed"
     assert "; Bucketed 32, 128, which tuning run 'monday' measured, was reverted: " in reason
@@ -190,7 +190,7 @@ def test_with_other_knobs_the_rule_serves_these() -> None:
     assert taken != first
     world.verdicts[taken] = BAD
     world.settle()
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.reasons()["Ready"] == "True Succeeded"
     assert world.deployed not in (first, taken)
     assert padding(world)[0] == "Fixed"
     assert "was reverted: pod" in padding(world)[1]
@@ -231,7 +231,7 @@ def test_a_choice_that_waits_for_its_patch_outlives_the_live_config_map(restart:
         in padding(world)[1]
     )
     world.change(model={"maxBatchSize": 16}).settle()
-    assert (padding(world)[0], world.told()["Ready"]) == ("Bucketed", "True Succeeded")
+    assert (padding(world)[0], world.reasons()["Ready"]) == ("Bucketed", "True Succeeded")
     assert not [
         item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
     ]

@@ -162,11 +162,13 @@ def test_the_job_has_the_key_as_a_file_and_no_token() -> None:
 
 def test_the_job_is_told_the_resource_and_the_options() -> None:
     world = asked(tokenizer={"maxLength": 77})
-    (told,) = world.ours("ConfigMap")
-    document = json.loads(told["data"]["pipeline.json"])
+    (reported,) = world.ours("ConfigMap")
+    document = json.loads(reported["data"]["pipeline.json"])
     assert document["spec"]["tokenizer"]["maxLength"] == 77
     assert "tuning" not in document["spec"]
-    assert json.loads(told["data"]["operator.yaml"])["images"]["default"] == builders.SERVER_IMAGE
+    assert (
+        json.loads(reported["data"]["operator.yaml"])["images"]["default"] == builders.SERVER_IMAGE
+    )
 
 
 def test_the_job_reaches_the_canary_alone() -> None:

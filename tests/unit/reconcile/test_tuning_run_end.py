@@ -60,9 +60,9 @@ HELD = {("delete", kind) for kind in ("ConfigMap", "Deployment", "Job", "Network
 
 
 async def test_the_record_comes_before_the_end_of_what_was_measured() -> None:
-    told = await passed(world := at_its_end(), Recording(world))
-    assert told[0] == LIVE
-    assert {item for item in told if item[0] == "delete"} == HELD
+    reported = await passed(world := at_its_end(), Recording(world))
+    assert reported[0] == LIVE
+    assert {item for item in reported if item[0] == "delete"} == HELD
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -81,18 +81,18 @@ async def test_where_the_record_cannot_be_written_now_the_job_stays_for_the_next
 
 async def test_a_result_whose_record_is_rejected_is_reported_and_then_released() -> None:
     client = Recording(world := at_its_end(), REFUSED)
-    told = await passed(world, client)
-    assert told[:2] == [LIVE, ("status", "Succeeded")]
-    assert set(told[2:]) == HELD
+    reported = await passed(world, client)
+    assert reported[:2] == [LIVE, ("status", "Succeeded")]
+    assert set(reported[2:]) == HELD
     assert client.posted.count("TuningSucceeded") == 1
 
 
 async def test_where_not_even_the_status_is_taken_nothing_is_held() -> None:
-    told = await passed(
+    reported = await passed(
         world := at_its_end(),
         Recording(world, REFUSED, Invalid(422, "Invalid", "status.tuning: too long")),
     )
-    assert {item for item in told if item[0] == "delete"} == HELD
+    assert {item for item in reported if item[0] == "delete"} == HELD
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_a_result_whose_record_was_refused_is_acted_on_once_it_is_taken(
     )
     world.settle()
     assert world.deployed != first
-    assert (world.status["padding"]["chosen"], world.told()["Ready"]) == (
+    assert (world.status["padding"]["chosen"], world.reasons()["Ready"]) == (
         "Bucketed",
         "True Succeeded",
     )

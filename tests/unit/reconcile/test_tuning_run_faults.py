@@ -154,7 +154,7 @@ def rolled_back() -> Tuning:
     assert decided.status is not None
     world.verdicts[decided.status["revision"]] = BAD
     world.settle()
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
     return world
 
 
@@ -171,7 +171,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again(messages
             "asking for a measurement takes no pod away"
         )
         world.step()
-    assert world.told()["Ready"] == "False RolledBack"
+    assert world.reasons()["Ready"] == "False RolledBack"
 
 
 # --- another request, another mode ----------------------------------------------------------------
@@ -512,10 +512,10 @@ def test_a_result_outlives_the_config_map_that_remembers_it(code: int) -> None:
     world = asked().measuring().job_ends(json.dumps(RESULT), code)
     world.run_pods_raw = []
     world.settle()
-    told = world.status["tuning"]
+    reported = world.status["tuning"]
     del world.children["ConfigMap", names.live_name(world.name)]
     assert not world.settle().left
-    assert world.status["tuning"] == told
+    assert world.status["tuning"] == reported
     del world.children["ConfigMap", names.live_name(world.name)]
     world.change(tuning={"request": "another"}).settle()
     assert world.run["state"] == "Pending", "which is asked for"

@@ -136,13 +136,13 @@ class Histories(RuleBasedStateMachine):
         self.check_end(world)
 
     def check_end(self, world: World) -> None:
-        told, verdict = world.told(), world.verdicts.get(world.status["revision"], GOOD)
+        reported, verdict = world.reasons(), world.verdicts.get(world.status["revision"], GOOD)
         suspended = world.document["spec"].get("suspend") == "Enabled"
         replicas = 0 if suspended else world.document["spec"].get("replicas", 1)
-        if told["Ready"] == "False InvalidSpec":
+        if reported["Ready"] == "False InvalidSpec":
             return
         if suspended:
-            assert told == {"Ready": "True Suspended", "Available": "False Suspended"}
+            assert reported == {"Ready": "True Suspended", "Available": "False Suspended"}
             assert world.pods == []
             return
         assert len(world.serving) <= replicas + 1
@@ -152,16 +152,16 @@ class Histories(RuleBasedStateMachine):
                 world.room is not None and world.document["spec"]["rollout"]["strategy"] == "Surge"
             )
             if not surge_without_room:
-                assert told["Ready"] == "True Succeeded", (told, world.condition("Ready"))
+                assert reported["Ready"] == "True Succeeded", (reported, world.condition("Ready"))
                 assert serving == {world.status["revision"]}
                 assert len(world.serving) == replicas
                 assert (
                     world.status["observedGeneration"] == world.document["metadata"]["generation"]
                 )
         elif verdict == BAD:
-            assert told["Ready"].startswith("False")
+            assert reported["Ready"].startswith("False")
             assert world.status["revision"] not in serving
-        if told["Ready"] == "False RolledBack":
+        if reported["Ready"] == "False RolledBack":
             assert serving <= {world.deployed}
             assert world.deployed == world.state.rollout.restored != world.status["revision"]
 

@@ -393,16 +393,16 @@ OWNED: list[tuple[Any, str, str]] = [
 def test_what_the_operator_owns_is_refused_with_its_path(
     template: Any, path: str, words: str
 ) -> None:
-    (told,) = findings(template)
-    assert told.startswith(f"{FIELD}.{path}: ")
-    assert words in told
+    (reported,) = findings(template)
+    assert reported.startswith(f"{FIELD}.{path}: ")
+    assert words in reported
 
 
 @pytest.mark.parametrize(("template", "path", "words"), WRONG, ids=[path for _, path, _ in WRONG])
 def test_what_is_no_pod_is_refused_with_its_path(template: Any, path: str, words: str) -> None:
-    (told,) = findings(template, server={"env": [{"name": "A", "value": "1"}]})
-    assert told.startswith(f"{FIELD}.{path}: ")
-    assert words in told
+    (reported,) = findings(template, server={"env": [{"name": "A", "value": "1"}]})
+    assert reported.startswith(f"{FIELD}.{path}: ")
+    assert words in reported
 
 
 def test_everything_wrong_is_told_at_once() -> None:
@@ -412,8 +412,8 @@ def test_everything_wrong_is_told_at_once() -> None:
             "hostNetwork": "yes",
         }
     }
-    told = findings(template, model={"parameters": {"TRITON_BATCH_STRATEGY_PATH": "/x"}})
-    assert [line.split(":")[0].removeprefix(f"{FIELD}.") for line in told] == [
+    reported = findings(template, model={"parameters": {"TRITON_BATCH_STRATEGY_PATH": "/x"}})
+    assert [line.split(":")[0].removeprefix(f"{FIELD}.") for line in reported] == [
         "spec.model.parameters",
         "spec.containers[triton].image",
         "spec.containers[triton].args",
@@ -433,19 +433,19 @@ def test_what_gpus_need_is_not_replaced() -> None:
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
         }
     }
-    (told,) = findings({"spec": {"affinity": affinity}}, server={"gpu": {"products": ["A"]}})
-    assert told.startswith(f"{FIELD}.spec.affinity: ")
-    assert "spec.server.affinity" in told
+    (reported,) = findings({"spec": {"affinity": affinity}}, server={"gpu": {"products": ["A"]}})
+    assert reported.startswith(f"{FIELD}.spec.affinity: ")
+    assert "spec.server.affinity" in reported
     assert not findings({"spec": {"affinity": affinity}})
     dra = {"gpu": {"claimTemplate": "gpus"}}
     more = {"name": "nic", "resourceClaimTemplateName": "nics"}
-    (told,) = findings({"spec": {"resourceClaims": [more]}}, server=dra)
-    assert told.startswith(f"{FIELD}.spec.resourceClaims: ")
-    (told,) = findings(
+    (reported,) = findings({"spec": {"resourceClaims": [more]}}, server=dra)
+    assert reported.startswith(f"{FIELD}.spec.resourceClaims: ")
+    (reported,) = findings(
         {"spec": {"containers": [{**TRITON, "resources": {"claims": [{"name": "nic"}]}}]}},
         server=dra,
     )
-    assert told.startswith(f"{FIELD}.spec.containers[triton].resources.claims: ")
+    assert reported.startswith(f"{FIELD}.spec.containers[triton].resources.claims: ")
     both = [{"name": "gpu", "resourceClaimTemplateName": "gpus"}, more]
     container = {**TRITON, "resources": {"claims": [{"name": "gpu"}, {"name": "nic"}]}}
     assert (
@@ -458,8 +458,8 @@ def test_what_gpus_need_is_not_replaced() -> None:
 
 def test_the_operator_may_forbid_it() -> None:
     forbidden = options(pod_template=PodTemplateMode.FORBID)
-    (told,) = findings({"spec": {}}, forbidden)
-    assert told == (
+    (reported,) = findings({"spec": {}}, forbidden)
+    assert reported == (
         f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields "
         "of spec.server, or ask the operator's administrator"
     )
@@ -468,8 +468,8 @@ def test_the_operator_may_forbid_it() -> None:
 
 def test_own_containers_are_own_code() -> None:
     forbidden = options(custom_code_allowed=False)
-    (told,) = findings({"spec": {"containers": [{**TRITON, "env": []}, SIDECAR]}}, forbidden)
-    assert told.startswith(
+    (reported,) = findings({"spec": {"containers": [{**TRITON, "env": []}, SIDECAR]}}, forbidden)
+    assert reported.startswith(
         f"{FIELD}.spec.containers[proxy]: additional containers count as custom code"
     )
     assert not findings({"spec": {"containers": [{**TRITON, "env": []}]}}, forbidden)

@@ -105,10 +105,10 @@ SECURITY: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("template", "path"), REFUSED, ids=[path for _, path in REFUSED])
 def test_what_reaches_beyond_the_pod_is_refused(template: Any, path: str) -> None:
-    (told,) = findings(template)
-    assert told.startswith(f"{FIELD}.{path}: ")
-    assert "ask the operator's administrator" in told
-    assert "--pod-template=allow" in told or "--service-accounts" in told
+    (reported,) = findings(template)
+    assert reported.startswith(f"{FIELD}.{path}: ")
+    assert "ask the operator's administrator" in reported
+    assert "--pod-template=allow" in reported or "--service-accounts" in reported
     assert findings(template, ALLOWED) == []
 
 
@@ -125,8 +125,10 @@ def test_no_container_has_rights_on_its_node(
     part: str, container: dict[str, Any], security: dict[str, Any], field: str
 ) -> None:
     template = pod(**{part: [{**container, "securityContext": security}]})
-    (told,) = findings(template)
-    assert told.startswith(f"{FIELD}.spec.{part}[{container['name']}].securityContext.{field}: ")
+    (reported,) = findings(template)
+    assert reported.startswith(
+        f"{FIELD}.spec.{part}[{container['name']}].securityContext.{field}: "
+    )
     assert findings(template, ALLOWED) == []
 
 
@@ -155,11 +157,11 @@ def test_ordinary_settings_stay_allowed(template: Any) -> None:
 @pytest.mark.parametrize("part", ["labels", "annotations"])
 def test_labels_and_annotations_are_on_a_list(part: str) -> None:
     template = {"metadata": {part: {"app": "payments"}}}
-    (told,) = findings(template)
-    assert told.startswith(f"{FIELD}.metadata.{part}[app]: is not allowed, because ")
-    assert "--pod-metadata" in told
+    (reported,) = findings(template)
+    assert reported.startswith(f"{FIELD}.metadata.{part}[app]: is not allowed, because ")
+    assert "--pod-metadata" in reported
     assert findings(template, options(pod_metadata=("ap*",))) == []
-    assert findings(template, options(pod_metadata=("example.com/*",))) == [told]
+    assert findings(template, options(pod_metadata=("example.com/*",))) == [reported]
     assert findings(template, ALLOWED) == []
 
 
@@ -201,24 +203,24 @@ def test_some_secrets_stay_outside_of_pods(name: str, words: str) -> None:
         ),
     ]
     for template, path in places:
-        (told,) = findings(template)
-        assert told.startswith(f"{FIELD}.spec.{path}"), told
-        assert f"Secret {name} {words}" in told
+        (reported,) = findings(template)
+        assert reported.startswith(f"{FIELD}.spec.{path}"), reported
+        assert f"Secret {name} {words}" in reported
         assert findings(template, ALLOWED) == []
     env = {"env": [{"name": "A", "valueFrom": key}]}
-    (told,) = of_spec(server=env)
-    assert told.startswith("spec.server.env[0].valueFrom.secretKeyRef.name: ")
+    (reported,) = of_spec(server=env)
+    assert reported.startswith("spec.server.env[0].valueFrom.secretKeyRef.name: ")
     source = {"uri": "https://models.example/m.onnx", "secretRef": {"name": name}}
-    (told,) = of_spec(model={"source": source})
-    assert told.startswith("spec.model.source.secretRef.name: ")
+    (reported,) = of_spec(model={"source": source})
+    assert reported.startswith("spec.model.source.secretRef.name: ")
     assert of_spec(ALLOWED, model={"source": source}) == []
 
 
 def test_the_operator_key_stays_outside_of_pods() -> None:
     template = volume(secret={"secretName": "triton-pipelines-operator-key"})
     assert findings(template) == []
-    (told,) = findings(template, namespace="triton-pipelines")
-    assert "is the operator key" in told
+    (reported,) = findings(template, namespace="triton-pipelines")
+    assert "is the operator key" in reported
 
 
 def test_the_hash_of_a_generated_secret_is_not_taken_for_a_revision() -> None:
@@ -242,8 +244,8 @@ def test_sources_of_variables_cannot_set_reserved_ones(
     part: str, container: str, source: dict[str, Any], refused: bool
 ) -> None:
     template = pod(**{part: [{"name": container, "envFrom": [source]}]})
-    told = findings(template)
-    assert [line.partition(": ")[0] for line in told] == (
+    reported = findings(template)
+    assert [line.partition(": ")[0] for line in reported] == (
         [f"{FIELD}.spec.{part}[{container}].envFrom[0].prefix"] if refused else []
     )
     assert findings(template, ALLOWED) == []

@@ -231,8 +231,8 @@ def test_auto_complete_leaves_the_flag_out_and_the_counts_alone() -> None:
 
 
 def test_bounds_without_live_counts_are_refused() -> None:
-    (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
-    assert told == (
+    (reported,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
+    assert reported == (
         "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; use count "
         "instead of initial, min and max"
     )
@@ -309,9 +309,9 @@ def test_traces_are_arguments_and_a_new_revision() -> None:
     ["--trace-config=rate=1", "--trace-conf=rate=1", "--trace-file=/x", "--log-frequency=3"],
 )
 def test_a_second_setting_of_traces_is_refused(argument: str) -> None:
-    (told,) = findings(**TRACED, server={"args": [argument]})
-    assert told.startswith("spec.server.args[0]: --")
-    assert "observability.tracing" in told
+    (reported,) = findings(**TRACED, server={"args": [argument]})
+    assert reported.startswith("spec.server.args[0]: --")
+    assert "observability.tracing" in reported
     assert not findings(server={"args": [argument]})
 
 
@@ -334,22 +334,22 @@ def test_a_second_setting_of_traces_is_refused(argument: str) -> None:
 def test_flags_that_a_release_does_not_know_are_refused(
     flag: str, release: str, refused: bool
 ) -> None:
-    told = findings(server={"args": [flag], "version": release})
-    assert bool(told) == refused
+    reported = findings(server={"args": [flag], "version": release})
+    assert bool(reported) == refused
     if refused:
-        assert told[0].startswith("spec.server.args[0]: --")
-        assert f"server.version is {release}" in told[0]
+        assert reported[0].startswith("spec.server.args[0]: --")
+        assert f"server.version is {release}" in reported[0]
 
 
 @pytest.mark.proves("spec.ensemble.maxInflightRequests", "parsed")
 @pytest.mark.parametrize(("release", "refused"), [("25.10", True), ("25.11", False)])
 def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: bool) -> None:
-    told = findings(server={"version": release}, ensemble={"maxInflightRequests": 8})
-    assert [line.split(":")[0] for line in told] == (
+    reported = findings(server={"version": release}, ensemble={"maxInflightRequests": 8})
+    assert [line.split(":")[0] for line in reported] == (
         ["spec.ensemble.maxInflightRequests"] if refused else []
     )
     if refused:
-        assert "server.version is 25.10" in told[0]
+        assert "server.version is 25.10" in reported[0]
     assert not findings(server={"version": release}, ensemble={"maxInflightRequests": 0})
 
 
@@ -362,8 +362,8 @@ def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: boo
     ],
 )
 def test_arguments_of_the_operator_name_the_field(argument: str, instead: str) -> None:
-    (told,) = findings(server={"args": [argument]})
-    assert told.endswith(instead)
+    (reported,) = findings(server={"args": [argument]})
+    assert reported.endswith(instead)
 
 
 # --- sequences ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ ASKED = ProbeRequest({"TEXT": texts("a", "b")}, finite=("SCORE",))
 LABELS = texts("x", "y")
 
 
-def told(config: object, question: ProbeRequest, answer: dict[str, Array]) -> str | None:
+def fault_text(config: object, question: ProbeRequest, answer: dict[str, Array]) -> str | None:
     fault = find_output_fault(config, question, answer)
     return fault.text if fault is not None else None
 
@@ -76,7 +76,7 @@ def ones(*shape: int) -> Array:
     ],
 )
 def test_sanity(answer: dict[str, Array], fault: str | None) -> None:
-    assert told(CONFIG, ASKED, answer) == fault
+    assert fault_text(CONFIG, ASKED, answer) == fault
 
 
 RAW = text_format.Parse(
@@ -106,17 +106,22 @@ def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(
         "float16": model_config_pb2.TYPE_FP16,
         "bfloat16": model_config_pb2.TYPE_BF16,
     }.get(numbers.dtype.name, model_config_pb2.TYPE_FP32)
-    assert told(config, ProbeRequest({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
+    assert (
+        fault_text(config, ProbeRequest({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
+    )
 
 
 def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() -> None:
     asked = ProbeRequest(ASKED.inputs, stream=True)
-    assert told(CONFIG, asked, {}) is None
-    assert told(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
-    assert told(CONFIG, asked, {"SCORE": ones(7)}) is None
-    assert told(CONFIG, asked, {"SCORE": np.ones((1, 1))}) == "output SCORE is FP64, declared FP32"
+    assert fault_text(CONFIG, asked, {}) is None
+    assert fault_text(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
+    assert fault_text(CONFIG, asked, {"SCORE": ones(7)}) is None
     assert (
-        told(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)})
+        fault_text(CONFIG, asked, {"SCORE": np.ones((1, 1))})
+        == "output SCORE is FP64, declared FP32"
+    )
+    assert (
+        fault_text(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)})
         == "output SCORE contains NaN"
     )
 
@@ -148,11 +153,11 @@ def test_a_shape_without_a_fixed_size_is_no_error() -> None:
         is None
     )
     assert (
-        told(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))})
+        fault_text(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))})
         == "output cum_log_probs is FP64, declared FP32"
     )
     assert (
-        told(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)})
+        fault_text(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)})
         == "output cum_log_probs has 2 rows for 1 rows of input"
     )
 
@@ -198,9 +203,9 @@ def test_rows_are_free_without_batching() -> None:
     config.max_batch_size = 0
     config.output[0].dims[:] = [-1, 1]
     config.output[1].dims[:] = [-1, 1]
-    assert told(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
+    assert fault_text(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
     assert (
-        told(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS})
+        fault_text(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS})
         == "output SCORE has shape [7, 2], declared [-1, 1]"
     )
 
