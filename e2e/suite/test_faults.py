@@ -88,7 +88,7 @@ def wait_surge_pod(tiny: TinyPipeline, before: set[str]) -> None:
     wait_for("a pod of the new revision", tiny.pod_names, lambda pods: pods - before, BACK_SECONDS)
 
 
-def test_an_operator_killed_in_mid_rollout_goes_on(
+def test_an_operator_killed_during_a_rollout_continues_it(
     kube: Kube, installation: Installation, tiny: TinyPipeline
 ) -> None:
     tiny.serve("old")
@@ -279,7 +279,7 @@ def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) 
     assert kube.find(names.KIND, tiny.namespace, tiny.name) is None
 
 
-def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts_anew(
+def test_nothing_is_written_without_a_change_or_after_a_restart(
     kube: Kube, installation: Installation, tiny: TinyPipeline
 ) -> None:
     tiny.serve("old", replicas=2, scaling={"windows": {"fastSeconds": 4, "slowSeconds": 10}})

@@ -133,7 +133,7 @@ def test_defaults_of_the_server_are_those_of_the_models(
 
 
 @pytest.mark.parametrize("sample", refused(), ids=lambda sample: sample.name)
-def test_what_only_the_operator_can_judge_is_stored(
+def test_specs_that_only_the_operator_can_validate_are_stored(
     connection: httpx.Client, sample: Sample
 ) -> None:
     answer = connection.post(
@@ -194,9 +194,7 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 
 
 @pytest.mark.parametrize("strange", ["a\n", -1, 2**31, True, 1.5, [], {}, None], ids=repr)
-def test_a_strange_value_in_any_place_is_judged_alike(
-    connection: httpx.Client, strange: Any
-) -> None:
+def test_both_validations_agree_on_unusual_values(connection: httpx.Client, strange: Any) -> None:
     document = next(one for one in good() if one.name == "everything").document
     places = [place for place in _places(document) if place[0] == "spec"]
     assert len(places) > 150

@@ -151,7 +151,7 @@ def test_affinity_comes_with_sequences_and_goes_with_them(connection: httpx.Clie
         assert needs_apply(live, placed, names.MANAGER_CHILDREN) == []
 
 
-def test_a_rollout_paused_by_hand_goes_on(connection: httpx.Client) -> None:
+def test_a_manually_paused_rollout_continues(connection: httpx.Client) -> None:
     one = built()
     item = deployed(one)
     item["metadata"].pop("ownerReferences")

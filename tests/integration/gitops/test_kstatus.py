@@ -41,7 +41,7 @@ def test_message_is_the_operators_own() -> None:
     assert verdicts([item]) == [Verdict("Failed", stalled["message"])]
 
 
-def test_objects_are_judged_in_order_and_bad_input_is_an_error() -> None:
+def test_objects_are_evaluated_in_order_and_bad_input_is_an_error() -> None:
     assert [verdict.status for verdict in verdicts([statuses.ready(), statuses.starting()])] == [
         "Current",
         "InProgress",

@@ -220,7 +220,7 @@ def test_a_part_of_another_object_is_not_continued(keyed: Pod, gateway: Gateway)
     assert "resumes" not in keyed.output
 
 
-def test_a_part_that_is_already_whole_is_fetched_anew(keyed: Pod, gateway: Gateway) -> None:
+def test_a_part_that_is_already_complete_is_fetched_again(keyed: Pod, gateway: Gateway) -> None:
     etag = obstore.put(gateway.bucket("models"), "whole.bin", DATA)["e_tag"]
     plan = keyed.plan(item(gateway, "s3://models/whole.bin"))
     _leave_part(keyed, plan.fetch[0], bytes(len(DATA)), str(etag))

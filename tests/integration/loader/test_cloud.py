@@ -168,7 +168,7 @@ def test_a_broken_connection_to_gcs_is_resumed(pod: Pod, google: Gcs, key_file: 
     assert (pod.models / "bert/1/model.bin").read_bytes() == DATA
 
 
-def test_an_object_replaced_between_two_attempts_is_fetched_anew(
+def test_an_object_replaced_between_two_attempts_is_fetched_again(
     pod: Pod, google: Gcs, key_file: str
 ) -> None:
     """The emulator ignores If-Match: that the rest belongs to another object shows in its ETag."""

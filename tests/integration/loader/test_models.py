@@ -218,7 +218,7 @@ def test_a_folder_as_a_whole_and_its_main_file_alone(pod: Pod, claim: Path) -> N
     assert pod.tree() == ["bert/1/model.onnx", "bert/1/weights.bin"]
 
 
-def test_links_in_a_folder_may_not_lead_astray(pod: Pod, claim: Path, tmp_path: Path) -> None:
+def test_links_in_a_folder_may_not_point_outside(pod: Pod, claim: Path, tmp_path: Path) -> None:
     write(claim, "model.onnx", "blobs/1")
     (claim / "inside.bin").symlink_to("blobs/1")
     pod.plan(model(whole=True))

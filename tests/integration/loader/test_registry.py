@@ -277,7 +277,7 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
     # workers of one run.
     ids=["climbs", "symbolic-link", "hard-link", "device", "zstd", "no-archive", "cut-short"],
 )
-def test_layers_that_lead_astray_are_refused(
+def test_layers_with_paths_outside_are_rejected(
     trusting: Pod, hub: Registry, layer: bytes, says: str
 ) -> None:
     hub.push("images/bad", "v1", (LAYER, {}, layer))
@@ -289,7 +289,7 @@ def test_layers_that_lead_astray_are_refused(
     assert not list(trusting.options.state.rglob("image"))
 
 
-def test_a_title_that_leads_astray_is_refused(trusting: Pod, hub: Registry) -> None:
+def test_a_title_with_a_path_is_rejected(trusting: Pod, hub: Registry) -> None:
     hub.push("models/bad", "v1", (FILE, {TITLE: "../../evil"}, b"x"))
     trusting.plan(model(hub, "models/bad:v1"))
     code, report = trusting.load()
@@ -343,7 +343,7 @@ def test_a_private_repository_with_each_form_of_secret(
         ),
     ],
 )
-def test_who_may_not_read_is_told_what_to_mend(
+def test_a_missing_read_permission_names_the_remedy(
     trusting: Pod, hub: Registry, secret: dict[str, str] | None, says: str
 ) -> None:
     if secret is not None:

@@ -75,9 +75,7 @@ def test_the_second_pod_copies_what_the_first_fetched(cached: Pod, hub: HubServe
             assert TOKEN not in path.read_text()
 
 
-def test_who_may_not_read_the_source_does_not_get_it_from_the_cache(
-    cached: Pod, hub: HubServer
-) -> None:
+def test_the_cache_requires_permission_to_read_the_source(cached: Pod, hub: HubServer) -> None:
     cached.secret("model", token=TOKEN)
     plan(cached, hub)
     assert cached.load()[0] == 0, cached.output
@@ -148,7 +146,7 @@ def test_two_pods_at_once_fetch_once(cached: Pod) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "full"])
-def test_a_load_goes_on_without_its_cache_and_says_so(
+def test_a_load_continues_without_its_cache_and_warns(
     cached: Pod, hub: HubServer, kind: str
 ) -> None:
     cached.secret("model", token=TOKEN)

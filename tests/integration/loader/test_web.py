@@ -171,7 +171,7 @@ def test_a_spoiled_part_is_fetched_again_from_the_start(
     assert "fetching all of it again" in trusting.output
 
 
-def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(
+def test_a_part_that_is_already_complete_or_longer_is_fetched_again(
     trusting: Pod, server: LoopbackServer, faulty: Faulty
 ) -> None:
     faulty.script = [faulty.cut(1_000_000), *[faulty.status(500)] * 3]

@@ -237,7 +237,7 @@ HAND_EDITS: list[tuple[str, Callable[[Any], None]]] = [
 
 
 @pytest.mark.parametrize(("what", "edit"), HAND_EDITS, ids=[what for what, _ in HAND_EDITS])
-async def test_an_edit_by_hand_is_seen_and_mended(
+async def test_a_manual_edit_is_corrected(
     client: Client, what: str, edit: Callable[[Any], None]
 ) -> None:
     desired = deployment("edited")

@@ -267,7 +267,7 @@ async def _as_many(admin: Client, namespace: str, number: int) -> bool:
     return len(await pods(admin, namespace)) == number
 
 
-async def test_whoever_insists_on_the_deployments_number_gets_it(
+async def test_a_manager_that_repeats_the_deployments_count_wins(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     async with running(admin, proxy, tmp_path, namespace):
@@ -286,7 +286,7 @@ async def test_whoever_insists_on_the_deployments_number_gets_it(
         assert await replicas(admin, namespace) == 5
 
 
-async def test_who_take_turns_are_named_and_not_fought(
+async def test_alternating_managers_are_named_and_not_fought(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     """The operator follows an autoscaler and a GitOps tool that set the pipeline's own number.
@@ -337,7 +337,7 @@ async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, b
 
 
 @pytest.mark.proves("spec.scaling.pods", "behaviour")
-async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(
+async def test_an_external_scaler_is_reported_while_scaling_owns_the_pods(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     async with running(admin, proxy, tmp_path, namespace):

@@ -153,7 +153,7 @@ def test_a_spec_is_read_once_while_it_is_the_same() -> None:
 
 
 @HOW
-async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(
+async def test_the_status_of_an_invalid_spec_still_shows_counts(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = loop_of(monkeypatch, scaled())

@@ -75,7 +75,7 @@ async def test_nothing_is_scaled_before_the_first_pass(monkeypatch: pytest.Monke
     assert loop.counts["tokenizer"] > 1
 
 
-def test_who_needs_no_graph_gets_the_same_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_is_the_same_without_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not another reading of it: what passes go by is held once."""
     loop = loop_of(monkeypatch, World(builders.document()).settle())
     loop.cache()

@@ -132,7 +132,7 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
     )
 
 
-async def test_what_is_too_long_for_the_history_says_that_it_goes_on(loop: Loop) -> None:
+async def test_a_history_entry_that_is_too_long_is_marked_as_cut(loop: Loop) -> None:
     (pod,) = loop.world.pods
     loop.tritons.refuse[pod.name] = PodRejectedError("no room, " * 60)
     loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
@@ -166,7 +166,7 @@ async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(
         messages.check(available(loop)["message"])
 
 
-async def test_a_connection_that_the_operator_does_not_have_is_told_of_though_pods_can_be_read(
+async def test_an_unknown_connection_is_reported_even_if_pods_can_be_read(
     loop: Loop,
     messages: Messages,
 ) -> None:

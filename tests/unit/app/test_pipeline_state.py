@@ -131,7 +131,7 @@ def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_al
     )
 
 
-def test_metrics_that_come_from_elsewhere_than_the_status_says_are_told_of_at_once() -> None:
+def test_a_changed_metrics_source_is_reported_at_once() -> None:
     """What is said is of a source that nobody asks any longer."""
     found = started(
         metrics_said("Succeeded", "metrics of every ready pod are read"), "the pods themselves"
@@ -144,7 +144,7 @@ def test_metrics_that_come_from_elsewhere_than_the_status_says_are_told_of_at_on
     )
 
 
-def test_a_trouble_that_is_over_is_told_of_at_once() -> None:
+def test_a_problem_that_has_ended_is_reported_at_once() -> None:
     """The status would name an address that may be another one now."""
     found = started(
         metrics_said("PrometheusError", f"{ASKED} (http://10.99.0.1:1234): refuses the connection")
@@ -169,7 +169,7 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
     [(2, 4, False), (1, 2, True)],
     ids=["the one taken back", "an earlier one"],
 )
-def test_a_growth_that_was_never_in_force_is_not_judged(
+def test_an_increase_that_reached_no_pod_is_not_evaluated(
     before: int, after: int, *, judged: bool
 ) -> None:
     """Else it counts as diminishing returns, and growth is held for a quarter of an hour."""

@@ -224,7 +224,7 @@ async def test_what_cannot_be_recorded_is_not_carried_out(loop: Loop) -> None:
     assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"] > 1
 
 
-async def test_who_gives_the_number_to_scaling_again_starts_from_the_pods_that_there_are(
+async def test_scaling_that_owns_replicas_again_starts_from_the_current_pods(
     loop: Loop,
 ) -> None:
     await run(loop, 110, **FULL)
@@ -476,7 +476,7 @@ async def test_pods_and_their_cpu_are_metrics_of_the_operator(
 
 
 @pytest.mark.parametrize("started_anew", [False, True])
-async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(
+async def test_a_deleted_live_config_map_is_recreated_from_the_running_state(
     monkeypatch: pytest.MonkeyPatch, started_anew: bool
 ) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))

@@ -119,7 +119,7 @@ async def test_only_promises_are_looked_at() -> None:
     assert stage.watch.handover.latencies.get(KEY) is None
 
 
-async def test_a_new_start_of_the_server_begins_anew() -> None:
+async def test_a_restart_of_the_server_starts_over() -> None:
     stage = staged()
     await stage.look(6)
     stage.pod(restarts=1)

@@ -229,7 +229,7 @@ def test_files_of_other_editors(tritonpipe: Run, start: bytes) -> None:
     assert tritonpipe("validate", "-", text=start + text).code == 0
 
 
-def test_every_file_is_judged_though_one_cannot_be_read(
+def test_every_file_is_validated_even_if_one_cannot_be_read(
     tritonpipe: Run, tmp_path: Path, messages: Messages
 ) -> None:
     ended = tritonpipe("validate", str(tmp_path / "none.yaml"), str(tmp_path), str(SENTIMENT))

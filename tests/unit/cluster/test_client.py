@@ -341,7 +341,7 @@ async def test_no_more_requests_at_a_time_than_allowed(script: Script) -> None:
     assert most == 2
 
 
-async def test_credentials_are_read_anew_once_after_a_401(script: Script, client: Client) -> None:
+async def test_credentials_are_read_again_once_after_a_401(script: Script, client: Client) -> None:
     script.answers = [status(401, "Unauthorized")] * 2 + [(200, CONFIG_MAP)] * 2
     await asyncio.gather(client.get(CONFIG_MAPS, "n", "a"), client.get(CONFIG_MAPS, "n", "a"))
     assert script.logins == 2

@@ -109,7 +109,7 @@ async def test_the_operators_client_asks_the_elector() -> None:
         assert operator.queue.depth == 1
 
 
-async def test_who_does_not_lead_writes_nothing() -> None:
+async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
     async with Client(login, may_write=lambda: False) as client:
         for write in (client.apply(TARGET), client.create(TARGET), client.replace(TARGET)):
             with pytest.raises(NotLeading):

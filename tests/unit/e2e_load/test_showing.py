@@ -84,7 +84,7 @@ class Pods:
         ]
 
 
-def test_prometheus_is_told_of_pods_that_have_an_address(tmp_path: Path) -> None:
+def test_prometheus_scrapes_pods_that_have_an_address(tmp_path: Path) -> None:
     file = tmp_path / "pods.json"
     Scraper(PrometheusServer(), file).watch(cast(Kube, Pods()), "demo")
     labels = {"namespace": "demo", "pod": "documents-a", "pipeline": "documents"}

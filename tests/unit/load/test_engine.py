@@ -380,7 +380,7 @@ async def test_an_unreachable_server_is_one_message(messages: Messages) -> None:
 
 
 @pytest.mark.looptime(start=0)
-async def test_it_goes_on_until_it_is_steady_and_no_longer() -> None:
+async def test_it_runs_until_it_is_stable_and_no_longer() -> None:
     # Slow in the first window, steady from then on.
     spec = LoadSpec(concurrency=1, duration_s=3, warmup_s=0, extend=6, statistics=False)
     warming = Counter(lambda _: 0.05 if asyncio.get_running_loop().time() < 1 else 0.01)

@@ -83,7 +83,7 @@ def test_versions_of_a_model_are_taken_together() -> None:
     assert (both.infer_s, both.busy) == pytest.approx((one.infer_s, one.busy))
 
 
-def test_a_model_loaded_anew_counts_from_its_load() -> None:
+def test_a_reloaded_model_counts_from_its_load() -> None:
     assert step_statistics(
         parse_statistics([stats(9)]), parse_statistics([stats(2)]), 1.0
     ) == step_statistics({}, parse_statistics([stats(2)]), 1.0)

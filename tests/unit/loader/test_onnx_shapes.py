@@ -33,7 +33,7 @@ def test_outputs_have_the_sizes_that_follow_from_the_graph(
     assert read_onnx(tmp_path / "model.onnx").outputs == (expected,)
 
 
-def test_a_graph_that_would_take_too_much_memory_is_not_judged(
+def test_a_graph_that_needs_too_much_memory_is_not_validated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inference copies constants of nodes several times."""

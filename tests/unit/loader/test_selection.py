@@ -212,7 +212,7 @@ def test_configurations_of_the_source_are_left_out_and_said() -> None:
 @pytest.mark.parametrize(
     "name", ["../a", "/a", "a/../b", "a//b", "./a", "a\\b", "a\0", "", "a/", "x" * 1025]
 )
-def test_names_that_lead_astray_are_refused(name: str) -> None:
+def test_names_with_unsafe_paths_are_rejected(name: str) -> None:
     with pytest.raises(SourceError, match="rename it"):
         held("good", name)
 

@@ -239,7 +239,7 @@ async def test_another_clock_is_allowed_for_and_said(stand: Stand, url: str) -> 
     )
 
 
-async def test_a_clock_that_was_set_back_starts_anew(stand: Stand, url: str) -> None:
+async def test_a_clock_that_was_set_back_starts_over(stand: Stand, url: str) -> None:
     stand.scrape(995.0, 10.0)
     stand.scrape(1000.0, 20.0)
     async with collector(url, stand) as made:

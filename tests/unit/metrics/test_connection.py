@@ -159,7 +159,7 @@ def test_a_file_that_is_not_there(tmp_path: Path, messages: Messages) -> None:
         load_connections(tmp_path / "binary")
 
 
-def test_credentials_are_read_anew_and_never_shown(tmp_path: Path) -> None:
+def test_credentials_are_read_each_time_and_never_shown(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first-secret\n")
     connection = Connection(url="https://a", bearer_token_file=token)

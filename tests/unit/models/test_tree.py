@@ -90,7 +90,7 @@ def test_second_build_writes_nothing(folder: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
-def test_damaged_tree_is_mended(folder: Path) -> None:
+def test_damaged_tree_is_rebuilt(folder: Path) -> None:
     out = tree.build(None, folder)
     good = (out / tree.SENTIMENT_MODEL).read_bytes()
     (out / tree.SENTIMENT_MODEL).write_bytes(good[:100])

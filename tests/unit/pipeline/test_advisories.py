@@ -71,7 +71,7 @@ def test_a_release_is_affected_until_the_fix(
     assert not affecting(release) & others
 
 
-def test_an_unknown_release_is_not_judged() -> None:
+def test_an_unknown_release_is_not_validated() -> None:
     assert advisories_of(None) == fatal_requests_of(None) == ()
     assert describe_advisories(None) is None
 
@@ -97,7 +97,7 @@ def test_the_message_names_the_critical_ones_and_the_release_that_fixes_all() ->
     assert advisories_of(fixed) == ()
 
 
-def test_the_image_that_runs_is_judged() -> None:
+def test_the_running_image_gets_advisories() -> None:
     """The resource's, else the operator's, and server.version for tags without a release."""
     advisory = FindingCode.SERVER_ADVISORY.value
     assert advisory in codes("x:24.10-py3")

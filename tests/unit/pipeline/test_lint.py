@@ -187,7 +187,7 @@ def test_lint_takes_buckets_for_a_backend_that_batches_equal_lengths() -> None:
     )
 
 
-def test_lint_does_not_judge_the_lengths_of_an_own_tokenizer() -> None:
+def test_lint_does_not_check_the_lengths_of_a_custom_tokenizer() -> None:
     fixed = [
         {**output, "dims": [700]} for output in OWN_TOKENIZER["outputs"]
     ]  # longer than any default

@@ -34,7 +34,7 @@ class RefusingClient(AcceptingClient):
         return obj
 
 
-async def test_a_child_that_admission_refuses_is_told_of_and_tried_again() -> None:
+async def test_a_child_that_admission_rejects_is_reported_and_retried() -> None:
     client, store = RefusingClient(), Store()
     store.put(INFERENCE_PIPELINES, stored())
     with pytest.raises(Forbidden):  # the queue backs off by it

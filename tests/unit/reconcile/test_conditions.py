@@ -465,7 +465,7 @@ def test_every_reason_has_a_meaning() -> None:
     }
 
 
-def test_observed_generation_moves_when_the_spec_is_judged_to_the_end() -> None:
+def test_observed_generation_changes_when_the_spec_is_fully_evaluated() -> None:
     world = World()
     world.step()
     assert world.status["observedGeneration"] == 0

@@ -81,7 +81,7 @@ def test_one_resize_by_another_manager_is_corrected_without_a_report() -> None:
     assert passes(made)[0].resize is not None, "ten minutes later it is another slip"
 
 
-def test_who_resizes_again_is_named_and_left_alone() -> None:
+def test_a_manager_that_resizes_again_is_named_and_wins() -> None:
     made, resizes, events = world(), 0, []
     for number in range(100):
         writes(made, f"{2 + number % 2}")
@@ -103,7 +103,7 @@ def test_who_resizes_again_is_named_and_left_alone() -> None:
     [(VPA, "kubectl"), (VPA, "kubectl", "tuner"), tuple("abcdefg")],
     ids=["two", "three", "seven"],
 )
-def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> None:
+def test_alternating_managers_are_named_and_win(managers: tuple[str, ...]) -> None:
     made, resizes, events = world(), 0, []
     for number in range(60):
         # Not what it has already, which would be nobody's deviation.
@@ -123,7 +123,7 @@ def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> N
     assert (made.state.cpu_resize.kept_by, limited(made)) == ("", {})
 
 
-def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
+def test_it_is_left_unchanged_after_a_restart_of_the_operator() -> None:
     """Keep the state in the live ConfigMap: a new process must not start the conflict again."""
     made = world()
     for cpu in ("2", "3", "2"):
@@ -168,7 +168,7 @@ def test_the_report_is_removed_once_no_other_manager_owns_the_field() -> None:
     ("manager", "subresource"),
     [("kubectl", ""), ("kubelet", "status"), (names.MANAGER_CHILDREN, "resize")],
 )
-def test_what_no_other_resize_wrote_is_mended_as_often_as_it_comes(
+def test_a_cpu_change_without_another_manager_is_always_corrected(
     manager: str, subresource: str
 ) -> None:
     made, resizes = world(), 0
@@ -272,7 +272,7 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone(
         "somebody's own words: container 0: cpu limit",
     ],
 )
-def test_what_no_autoscaler_says_it_has_written_at_admission_is_mended_in_each_pod(
+def test_an_unclaimed_cpu_change_at_admission_is_corrected_in_each_pod(
     said: str,
 ) -> None:
     """As a policy that rounds numbers does it, which takes no pod away."""

@@ -174,9 +174,7 @@ def _pods(revision: str) -> tuple[Pod, ...]:
     seen=st.lists(worlds(), min_size=2, max_size=4),
     turns=st.lists(st.integers(0, 3), min_size=4, max_size=10),
 )
-def test_what_is_remembered_is_what_would_be_worked_out_anew(
-    seen: list[Snapshot], turns: list[int]
-) -> None:
+def test_cached_values_equal_recomputed_ones(seen: list[Snapshot], turns: list[int]) -> None:
     one = Resolver(OPTIONS)
     anew = [content(resolve(observed, OPTIONS)) for observed in seen]
     for turn in (turn % len(seen) for turn in turns):

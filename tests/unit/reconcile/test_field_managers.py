@@ -135,7 +135,7 @@ def conflicts(plans: Sequence[Plan]) -> list[str]:
     ids=["two", "three", "seven"],
 )
 @pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])
-def test_who_take_turns_at_the_deployment_are_named_and_left_alone(
+def test_alternating_managers_of_the_deployment_are_named_and_win(
     managers: tuple[str, ...], spec: dict[str, Any], messages: Messages
 ) -> None:
     made, done = world(**spec), list[Plan]()
@@ -200,7 +200,7 @@ def test_an_operator_killed_before_a_correction_reports_no_conflict(
 
 
 @pytest.mark.parametrize(("behind", "seconds"), [(2, 1), (5, 3), (30, 15)])
-def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(
+def test_a_manager_that_reverts_a_correction_at_once_wins_despite_clock_skew(
     behind: float, seconds: float, messages: Messages
 ) -> None:
     """Recognize a write that follows a correction although its time is from before it.
@@ -217,7 +217,7 @@ def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(
     messages.check(limited(made)["message"])
 
 
-def test_who_wakes_a_pipeline_of_no_pods_again_and_again_is_left_alone(messages: Messages) -> None:
+def test_a_manager_that_repeatedly_wakes_a_pipeline_without_pods_wins(messages: Messages) -> None:
     """As KEDA does it, which scales from 0. Who writes 0 into the spec gets it in any case."""
     made = world(replicas=0)
     done = []
@@ -234,7 +234,7 @@ def test_who_wakes_a_pipeline_of_no_pods_again_and_again_is_left_alone(messages:
     assert (made.serving, limited(made)) == ([], {})
 
 
-def test_who_wakes_a_pipeline_of_no_pods_and_lets_it_sleep_again_is_mended_once(
+def test_a_manager_that_wakes_a_pipeline_once_is_corrected_once(
     messages: Messages,
 ) -> None:
     """Where it is at rest it says what the pipeline says: that is no giving back."""
@@ -291,7 +291,7 @@ def test_a_correction_is_forgotten_when_it_is_due() -> None:
     [("argocd", ""), ("argocd", "helm"), ("argocd", "", "helm")],
     ids=["autoscaler", "two", "three"],
 )
-def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
+def test_alternating_managers_of_spec_replicas_are_named_and_followed(
     managers: tuple[str, ...], spec: dict[str, Any], messages: Messages
 ) -> None:
     made, done = world(**spec), list[Plan]()
@@ -362,7 +362,7 @@ def test_an_unnamed_scaler_in_the_state_of_an_earlier_release_is_the_same_manage
     assert alternating.names == f"{UNNAMED_SCALER} and argocd"
 
 
-def test_who_say_the_same_take_no_turns() -> None:
+def test_managers_with_equal_values_do_not_alternate() -> None:
     made = world()
     for number, others in enumerate(
         (["argocd"], ["argocd", "aaa"], ["aaa", "argocd"], ["argocd"]) * 3

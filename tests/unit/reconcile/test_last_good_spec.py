@@ -120,7 +120,7 @@ def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any, how
     assert world.children[kind, world.name]["spec"] == before["spec"]
 
 
-def test_a_rollout_that_has_begun_goes_on() -> None:
+def test_a_rollout_that_has_started_continues() -> None:
     world = World(builders.document()).settle()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()

@@ -76,7 +76,7 @@ def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
     ]
 
 
-def test_a_pod_that_is_made_anew_is_no_news() -> None:
+def test_a_recreated_pod_is_no_news() -> None:
     world = World(builders.document()).settle()
     seen(world, (NOTE,))
     world.pods.clear()

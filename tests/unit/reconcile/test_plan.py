@@ -74,7 +74,7 @@ def test_first_pass_applies_everything_in_an_order_that_may_end_anywhere() -> No
     assert world.step().is_empty
 
 
-def test_killed_after_any_write_the_next_pass_goes_on() -> None:
+def test_after_a_kill_at_any_write_the_next_reconcile_continues() -> None:
     rendered: dict[str, Any] = {}
     whole = World(rendered=rendered).settle()
     for writes in range(9):
@@ -309,7 +309,7 @@ def test_a_pod_made_by_hand_gets_no_secret_of_its_choice() -> None:
     assert [item["metadata"]["name"] for item in decided.apply if item["kind"] == "Secret"] == []
 
 
-def test_another_operator_key_applies_the_secret_anew() -> None:
+def test_another_operator_key_applies_the_secret_again() -> None:
     world = World().settle()
     decided = plan(
         world.observed(), Context(world.options, lambda uid, revision: "another"), world.now

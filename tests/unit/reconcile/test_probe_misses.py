@@ -30,7 +30,7 @@ def test_a_good_pod_is_given_some_misses_and_no_more() -> None:
     assert last.error == "no response before the deadline"
 
 
-def test_an_answer_makes_the_count_start_anew() -> None:
+def test_a_response_restarts_the_count() -> None:
     missed = _look(1, error="late").merged_with(_look(0))
     assert missed.misses == 1
     assert _look(2).merged_with(missed).misses == 0

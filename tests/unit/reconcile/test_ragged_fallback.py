@@ -58,7 +58,7 @@ def test_what_was_refused_is_remembered_over_unrelated_changes_and_restarts() ->
     )
 
 
-def test_another_file_is_tried_anew() -> None:
+def test_another_file_is_tried_from_the_start() -> None:
     world = refused().change(model={"source": {"uri": "s3://models/sentiment/other.onnx"}}).settle()
     assert world.status["padding"]["chosen"] == "Ragged"
     assert recorded(world) == {}
@@ -73,7 +73,9 @@ def test_a_record_that_was_edited_into_nonsense_is_found_again() -> None:
         assert world.reasons()["Ready"] == "True Succeeded"
 
 
-def test_ragged_as_written_is_a_finding_and_the_old_revision_goes_on(messages: Messages) -> None:
+def test_explicit_ragged_is_a_finding_and_the_old_revision_keeps_serving(
+    messages: Messages,
+) -> None:
     world = World(builders.document(tokenizer={"padding": "Fixed"})).settle()
     good = world.deployed
     world.change(tokenizer={"padding": "Ragged"}).step()

@@ -147,7 +147,7 @@ def test_the_number_is_given_back() -> None:
     assert made.settle().reasons()["Ready"] == "True Succeeded"
 
 
-def test_an_edit_by_hand_is_mended_once() -> None:
+def test_a_manual_edit_is_corrected_once() -> None:
     made = written(world(), 5, entry("kubectl-edit"))
     repaired = applied(made.step())
     assert repaired is not None
@@ -159,7 +159,7 @@ def test_an_edit_by_hand_is_mended_once() -> None:
     )
 
 
-def test_who_insists_is_left_alone(messages: Messages) -> None:
+def test_a_manager_that_repeats_its_write_wins(messages: Messages) -> None:
     made = written(world(), 5, entry("own-autoscaler"))
     writes = 0
     for number in range(240):
@@ -303,7 +303,7 @@ def test_a_rollout_is_one_all_the_same() -> None:
     assert made.settle().reasons()["Ready"] == "True Succeeded"
 
 
-def test_who_scales_the_pipeline_from_outside_is_told(messages: Messages) -> None:
+def test_an_external_scaler_of_the_pipeline_is_reported(messages: Messages) -> None:
     made = world(**PODS)
     made.document["spec"]["replicas"] = 5
     made.document["metadata"]["managedFields"] = [entry("kube-controller-manager", "scale")]
@@ -317,7 +317,7 @@ def test_who_scales_the_pipeline_from_outside_is_told(messages: Messages) -> Non
     assert not limited(made)
 
 
-def test_one_pod_that_is_kept_is_told_of_as_one(messages: Messages) -> None:
+def test_a_single_kept_pod_is_reported_in_the_singular(messages: Messages) -> None:
     made = world(scaling={"pods": {"min": 1, "max": 4}})
     made.document["spec"]["replicas"] = 5
     made.document["metadata"]["managedFields"] = [entry("kube-controller-manager", "scale")]

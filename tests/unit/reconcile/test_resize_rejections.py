@@ -124,7 +124,7 @@ def test_a_name_in_a_message_makes_no_quota() -> None:
     )
 
 
-def test_it_is_asked_for_ever_more_seldom_and_anew_after_another_refusal() -> None:
+def test_it_is_requested_with_backoff_that_restarts_after_another_rejection() -> None:
     last, rests = None, []
     for _ in range(8):
         last = rejection_of(error(403, QUOTA), "p", 3350, last, NOW)

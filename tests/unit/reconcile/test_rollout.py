@@ -105,7 +105,7 @@ def test_a_rollout_without_progress_has_failed(messages: Messages) -> None:
     assert world.settle().reasons()["Ready"] == "True Succeeded"
 
 
-def test_pods_that_the_api_server_refuses_are_told_of() -> None:
+def test_pods_that_the_api_server_rejects_are_reported() -> None:
     """Report pods that the API server rejects.
 
     The cause is quota, admission or a missing service account. No pod exists that could give the

@@ -211,7 +211,7 @@ def test_once_taken_back_it_is_not_touched_again_for_the_same_spec() -> None:
     assert world.reasons()["Ready"] == "False RolledBack"
 
 
-def test_a_restarted_operator_goes_on_watching() -> None:
+def test_a_restarted_operator_continues_to_guard_the_slo() -> None:
     """Continue the guard after a restart, from the live ConfigMap alone.
 
     The pods of the predecessor are gone, and so is everything in memory.
@@ -446,7 +446,7 @@ def test_an_edited_state_of_the_guard_has_no_effect(document: dict[str, Any]) ->
     ("off", "on"),
     [({"suspend": "Enabled"}, {"suspend": "Disabled"}), ({"replicas": 0}, {"replicas": 1})],
 )
-def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(
+def test_the_guard_pauses_without_desired_pods_and_starts_over_with_them(
     off: dict[str, Any], on: dict[str, Any]
 ) -> None:
     world = promised()

@@ -102,7 +102,7 @@ def test_a_model_with_several_versions_is_ready_once_in_a_pod() -> None:
     assert "reason" not in model
 
 
-def test_each_source_of_a_step_is_told_of() -> None:
+def test_each_source_of_a_step_is_reported() -> None:
     world = World(builders.document()).settle()
     observed = world.observed()
     sources = (

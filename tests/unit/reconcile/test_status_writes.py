@@ -59,7 +59,7 @@ def full_only(status: Object) -> None:
         raise Invalid(422, "Invalid", WORDS)
 
 
-async def test_a_status_that_is_refused_is_told_of_once_in_conditions_and_an_event() -> None:
+async def test_a_rejected_status_is_reported_once_in_conditions_and_an_event() -> None:
     server, store = Server(full_only), Store()
     subject = reconciler(server, store)
     result = await subject.reconcile(KEY)

@@ -121,7 +121,7 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them(
         {"server": {"resources": {"limits": {"cpu": "7"}}}},
     ],
 )
-def test_any_other_spec_goes_by_rule_and_is_told_of_the_measurement(change: dict[str, Any]) -> None:
+def test_another_spec_uses_the_rule_and_names_the_measurement(change: dict[str, Any]) -> None:
     world = run(world_of(), PADDING).settle()
     taken = world.deployed
     world.change(**change).settle()
@@ -296,7 +296,7 @@ def test_a_lost_live_config_map_loses_nothing_of_what_is_deployed() -> None:
         '{"FINGERPRINT": {"mode": "Fixed", "buckets": [true]}}',
     ],
 )
-def test_a_record_that_was_edited_into_nonsense_is_mended_from_the_status_else_none(
+def test_an_invalid_record_is_restored_from_the_status_or_dropped(
     text: str,
 ) -> None:
     world = run(world_of(), PADDING)

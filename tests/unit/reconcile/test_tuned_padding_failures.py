@@ -207,7 +207,7 @@ def test_a_pod_that_fails_later_says_nothing_of_the_padding() -> None:
     assert (world.deployed, padding(world)[0], taken_back(world)) == (taken, "Bucketed", [])
 
 
-def test_another_run_may_prove_it_anew() -> None:
+def test_another_run_may_verify_it_again() -> None:
     world, first, taken = proven(rollout={"strategy": "Surge"})
     world.verdicts[taken] = BAD
     world.settle()

@@ -228,7 +228,7 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
     assert len(world.ours("Deployment")) == 1
 
 
-def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judge(
+def test_a_run_does_not_wait_for_a_guard_that_cannot_evaluate(
     messages: Messages,
 ) -> None:
     """What the revision before had was never looked at: nothing can be taken back."""
@@ -239,7 +239,7 @@ def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judg
     assert len(world.ours("Deployment")) == 1
 
 
-def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told(messages: Messages) -> None:
+def test_a_run_waits_for_the_slo_guard_and_reports_until_when(messages: Messages) -> None:
     world = asked(None)
     world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()

@@ -179,7 +179,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again(messages
 
 @pytest.mark.proves("spec.tuning.mode", "behaviour")
 @pytest.mark.parametrize(("first", "then"), [("Thorough", "Quick"), ("Quick", "Thorough")])
-def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
+def test_another_mode_in_mid_run_starts_over(first: str, then: str) -> None:
     world = asked(None)
     world.change(tuning={"request": "a", "mode": first}).step()
     world.measuring()
@@ -521,7 +521,7 @@ def test_a_result_outlives_the_config_map_that_remembers_it(code: int) -> None:
     assert world.run["state"] == "Pending", "which is asked for"
 
 
-def test_a_run_whose_memory_is_deleted_begins_anew_and_leaves_nothing() -> None:
+def test_a_run_whose_state_is_deleted_starts_over_and_leaves_nothing() -> None:
     world = asked().measuring()
     before = world.left
     del world.children["ConfigMap", names.live_name(world.name)]

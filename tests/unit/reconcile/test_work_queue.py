@@ -382,7 +382,7 @@ def test_never_twice_at_once_and_no_dirty_key_is_lost(
 
 
 @pytest.mark.looptime(start=0)
-async def test_namespaces_take_turns() -> None:
+async def test_namespaces_alternate() -> None:
     recorder = Recorder()
     queue = recorder.queue(workers=1)
     for number in range(40):

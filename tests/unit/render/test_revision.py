@@ -209,7 +209,7 @@ def test_the_config_map_holds_plan_files_and_template() -> None:
         ({"inputs": {"text": "QUERY", "textPair": "PASSAGE"}, "truncation": "Refuse"}, False),
     ],
 )
-def test_the_loader_is_told_of_pairs_that_are_cut(tokenizer: dict[str, Any], cuts: bool) -> None:
+def test_the_load_plan_names_truncated_pairs(tokenizer: dict[str, Any], cuts: bool) -> None:
     """Not every tokenizer allows it. A plan without such pairs keeps its bytes."""
     text = built(tokenizer=tokenizer).render().data["plan.json"]
     (fetch,) = (

@@ -140,7 +140,7 @@ def test_known_gpu_capacity_asks_for_pods_by_arrivals() -> None:
     assert pods_demand(decision(arrivals=450.0, gpu=0.5), limits, 3) == pytest.approx(1.5)
 
 
-def test_pressure_that_pauses_begins_anew() -> None:
+def test_pressure_that_pauses_starts_over() -> None:
     after = run(remembered(1), FULL, 50).state
     after = turn(after, decision(Verdict.BALANCED), NOW + 55).state
     assert after.pressed_since is None

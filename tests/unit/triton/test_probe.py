@@ -97,7 +97,7 @@ RAW = text_format.Parse(
         (np.empty((1, 0), np.float32), None),  # nothing found in an image
     ],
 )
-def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(
+def test_a_custom_output_is_not_validated_like_the_postprocess_step(
     numbers: Array, fault: str | None
 ) -> None:
     config = model_config_pb2.ModelConfig()

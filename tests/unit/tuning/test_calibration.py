@@ -173,7 +173,7 @@ def test_a_slow_step_is_not_kept_busy_for_minutes() -> None:
         (0.9, 2.0, (1.0, 1.0)),
     ],
 )
-def test_instances_that_share_take_turns_at_worst(
+def test_instances_that_share_alternate_in_the_worst_case(
     factor: float, busy: float, wanted: tuple[float, ...]
 ) -> None:
     assert contention(factor, busy, 2) == pytest.approx(wanted)

@@ -57,7 +57,7 @@ def test_other_work_is_noticed_before_and_after_the_measurements(
     assert text in reason(start, end)
 
 
-def test_a_run_that_ended_early_is_judged_by_its_start() -> None:
+def test_a_run_that_ended_early_is_evaluated_from_its_start() -> None:
     assert reason(IDLE, NOTHING) == ""
     assert "at the start of the run" in reason(BUSY, NOTHING)
 

@@ -94,7 +94,7 @@ async def test_what_a_short_queue_turns_away_is_asked_again_with_less_company(
 
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("seconds", [0.01, 1000.0])
-async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the_run_goes_on(
+async def test_a_setting_without_responses_to_single_requests_is_rejected_and_the_run_continues(
     client: Asked, seconds: float, messages: Messages
 ) -> None:
     async with server() as one:

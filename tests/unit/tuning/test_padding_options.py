@@ -157,7 +157,7 @@ def test_own_code_needs_no_padding_and_gets_no_buckets() -> None:
     assert judged.trial.candidate.padding == RAGGED
 
 
-def test_what_is_not_known_is_not_judged() -> None:
+def test_paddings_are_not_ranked_without_lengths() -> None:
     built = builders.built(**PLAN)
     assert ranking(built, token_lengths=(512,)) is None
     assert ranking(built, work=Workload((), (1,), "an example", 1)) is None

@@ -74,7 +74,7 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(
     assert (await client.ask("shedding", 99))["Y"] == [[101]]  # and it serves on
 
 
-async def test_who_has_waited_too_long_is_not_computed(triton: Workbench, client: Asker) -> None:
+async def test_an_expired_request_is_not_computed(triton: Workbench, client: Asker) -> None:
     """Limit the time in the queue instead of its length.
 
     This is right at every speed of the step, but it refuses late.
