@@ -107,7 +107,10 @@ class Messages:
             f"message {number + 1} of {self.test} is not in {FILE.name}; run `make golden`: "
             f"{message}"
         )
-        assert message == self.expected[number]
+        assert message == self.expected[number], (
+            f"the wording differs; if it is right, run `make golden`\n"
+            f"{FILE.name}: {self.expected[number]}\nmessage: {message}"
+        )
 
     @contextmanager
     def raises(

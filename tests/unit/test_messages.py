@@ -30,7 +30,7 @@ def test_wording_is_that_of_the_golden_file(messages: Messages) -> None:
 
 
 def test_another_wording_fails() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"(?s)make golden.*: is missing\nmessage: is absent"):
         Messages("a::b", ["is missing"]).check("is absent")
 
 

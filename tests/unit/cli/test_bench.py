@@ -148,7 +148,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "contains no text"),
+        ("", {}, "--texts"),
         ("one\n", {"lengths": "median=3"}, "--lengths"),
         ('{"data": [{"OTHER": [1]}]}', {}, "OTHER"),
         (
@@ -157,7 +157,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
             "data[0].TEXT",
         ),
         ('{"data": 3}', {}, '"data"'),
-        (None, {}, "cannot be read"),
+        (None, {}, "--texts"),
         (None, {"file": None, "lengths": "median=0"}, "--lengths"),
         (
             None,

@@ -209,7 +209,7 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
             _remove("router"),
             "--ensemble",
         ),
-        ("single", _remove("densenet_onnx/config.pbtxt"), r"contains no model"),
+        ("single", _remove("densenet_onnx/config.pbtxt"), "no model"),
         (
             "vllm",
             _replace("vllm_model/1/model.json", '"model":', "model:"),

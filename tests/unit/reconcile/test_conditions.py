@@ -546,7 +546,7 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (1, "exit code 1)"),
+        (1, "code 1)"),
         (136, "SIGFPE"),
         (137, "SIGKILL"),
         (255, "255"),

@@ -37,7 +37,7 @@ def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
     [
         (
             {"P": SCORES + np.float32(0.01), "LABEL": LABELS},
-            r"output P differs: values differ by up to 0\.01",
+            r"0\.01",
         ),
         (
             {"P": SCORES, "LABEL": np.array([[b"negative"]], object)},
@@ -45,7 +45,7 @@ def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
         ),
         (
             {"P": np.zeros((1, 3), np.float32), "LABEL": LABELS},
-            r"P differs: shape \[1, 3\] instead of \[1, 2\]",
+            r"\[1, 3\]",
         ),
         ({"P": SCORES}, "LABEL"),
         ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL differs"),
