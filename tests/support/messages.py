@@ -42,7 +42,7 @@ Golden = dict[str, dict[str, list[str]]]
 
 _VARYING = (
     (re.compile(rf"{re.escape(str(ROOT))}(?![\w-])"), "<root>"),
-    (re.compile(r"\b(127\.0\.0\.1|localhost):\d{2,5}\b"), r"\1:<port>"),
+    (re.compile(r"\b(127\.0\.0\.1(?::|', )|localhost:)\d{2,5}\b"), r"\1<port>"),
     # A hash of a revision or of a spec: some hex digits, some of them letters.
     (re.compile(r"(?<![\w.])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{8,10}(?![\w.])"), "<hash>"),
 )

@@ -56,6 +56,7 @@ def test_varying_parts_are_placeholders(tmp_path: Path) -> None:
     assert normalize(text, tmp_path.parent, {"count": 12}) == (
         "file://<tmp>/a: 127.0.0.1:<port> of sentiment-<hash> refuses <count> of <root>/b"
     )
+    assert normalize("('127.0.0.1', 8001)", tmp_path, {}) == "('127.0.0.1', <port>)"
     with pytest.raises(AssertionError, match="count=13 is not part"):
         normalize("refuses 12", tmp_path, {"count": 13})
 
