@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from tests.support import builders
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Graph, Options, build
+from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 from triton_pipelines.tools.report.diagram import (
     BOX_HEIGHT,
     BOX_WIDTH,
@@ -30,8 +32,12 @@ def sample(file: Path) -> Graph:
     raise AssertionError(f"{file} has no pipeline")
 
 
-def test_a_step_stands_right_of_the_steps_that_it_reads_from() -> None:
-    drawing = diagram(builders.built().graph)
+def test_a_step_stands_right_of_all_steps_that_it_reads_from() -> None:
+    graph = builders.built().graph
+    last = graph.steps[-1]
+    request = replace(last.inputs[0], source=Reference(PIPELINE, graph.inputs[0].name))
+    reads_request_too = replace(last, inputs=(request, *last.inputs))
+    drawing = diagram(replace(graph, steps=(*graph.steps[:-1], reads_request_too)))
     place = {box.name: box.x for box in drawing.boxes}
     assert place[REQUEST] < place["tokenizer"] < place["model"] < place["postprocess"]
     assert place["postprocess"] < place[RESPONSE]
