@@ -34,7 +34,7 @@ RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
       --only-binary=:all: ${platforms} --target "${packages}" --requirement /build/operator.txt; \
     mv "${packages}"/bin/* /opt/tritonpipe/bin/; \
     rmdir "${packages}/bin"; \
-    python3 -m compileall -qq -j 0 --invalidation-mode unchecked-hash "${packages}" || true
+    python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "${packages}"
 
 FROM runtime AS package
 COPY pyproject.toml /src/
@@ -44,9 +44,10 @@ RUN touch /src/README.md \
  && /build/tools/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels /src \
  && /build/tools/bin/pip --python /opt/tritonpipe/bin/python3 install --no-compile --no-cache-dir --no-deps --no-index \
       --root /out /build/wheels/*.whl \
- && python3 -m compileall -qq -j 0 --invalidation-mode unchecked-hash -s /out /out
+ && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash -s /out /out
 
-FROM ${BASE_IMAGE}
+# Redundant for Docker, needed by older releases of buildah.
+FROM --platform=${TARGETPLATFORM} ${BASE_IMAGE}
 # Set by `make release`.
 ARG VERSION=dev
 ARG CREATED=1970-01-01T00:00:00Z

@@ -133,12 +133,25 @@ def run(command: str, *arguments: str) -> None:
     Raises:
         ImageError: it failed; the message ends with its last lines.
     """
-    store = cache.cache_root() / "buildah"
-    store.mkdir(parents=True, exist_ok=True)
-    policy = store / "policy.json"
+    execute([*command_line(), command, "--signature-policy", _policy(), *arguments])
+
+
+def push_all(listing: str, destination: str) -> None:
+    """Copy a manifest list with all its images.
+
+    Raises:
+        ImageError: it failed; the message ends with its last lines.
+    """
+    options = ["--signature-policy", _policy(), "--all", "--quiet"]
+    execute([*command_line(), "manifest", "push", *options, listing, destination])
+
+
+def _policy() -> str:
+    policy = cache.cache_root() / "buildah" / "policy.json"
     if not policy.exists():
+        policy.parent.mkdir(parents=True, exist_ok=True)
         policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}\n')
-    execute([*command_line(), command, "--signature-policy", str(policy), *arguments])
+    return str(policy)
 
 
 def execute(command: Sequence[str]) -> None:
