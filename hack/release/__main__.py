@@ -109,11 +109,14 @@ def make(release: Release, key: ec.EllipticCurvePrivateKey | None) -> str:
 
 def _seal(release: Release, key: ec.EllipticCurvePrivateKey | None) -> None:
     """Write provenance, checksums and signature, in this order."""
-    statement = provenance.statement(release, files.sha256_of_files(release.folder))
+    digests = files.sha256_of_files(release.folder)
+    statement = provenance.statement(release, digests)
+    attestation = release.folder / provenance.FILE
     envelope = signing.envelope(signing.dump(statement).encode(), key)
-    (release.folder / "provenance.intoto.json").write_text(signing.dump(envelope), encoding="utf-8")
+    attestation.write_text(signing.dump(envelope), encoding="utf-8")
+    digests[attestation.name] = files.sha256(attestation)
     sums = release.folder / files.CHECKSUMS
-    sums.write_text(files.checksum_lines(files.sha256_of_files(release.folder)), encoding="utf-8")
+    sums.write_text(files.checksum_lines(digests), encoding="utf-8")
     if key is None:
         (release.folder / "UNSIGNED").write_text(
             "This release is not signed. Make it with SIGN_KEY=FILE to sign it.\n", encoding="utf-8"
@@ -126,7 +129,7 @@ def _seal(release: Release, key: ec.EllipticCurvePrivateKey | None) -> None:
 
 def push_commands(release: Release) -> list[str]:
     """Return the commands that publish a release, for its maintainer to run."""
-    folder = release.folder
+    folder = _shown(release.folder)
     repository = release.image.rpartition("/")[0]
     stem = f"triton_pipelines-{release.python_version}"
     return [
@@ -141,8 +144,13 @@ def push_commands(release: Release) -> list[str]:
     ]
 
 
+def _shown(folder: Path) -> Path:
+    """Return a folder relative to the current one, if it is inside."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+
+
 def _report(release: Release, key: ec.EllipticCurvePrivateKey | None, digest: str) -> None:
-    print(f"{release.version} of commit {release.commit} is in {release.folder}")
+    print(f"{release.version} of commit {release.commit} is in {_shown(release.folder)}")
     print(f"image: {release.image}@{digest}")
     print(f"signature: {'ECDSA P-256, verify with release-key.pub' if key else 'UNSIGNED'}")
     if notes.fragments(release.source):

@@ -11,6 +11,7 @@ from typing import Any, Final
 from hack.release import files
 from hack.release.model import Release
 
+FILE: Final = "provenance.intoto.json"
 BUILD_TYPE: Final = "https://tritonpipelines.io/release/v1"
 LOCKS: Final = (
     "requirements/dev.txt",
