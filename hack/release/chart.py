@@ -118,7 +118,6 @@ def _set_metadata(path: Path, release: Release) -> None:
     }
     metadata["annotations"] |= {
         "artifacthub.io/images": yaml.safe_dump([image], sort_keys=False),
-        "artifacthub.io/prerelease": str("-" in release.version).lower(),
         "artifacthub.io/links": yaml.safe_dump(
             [
                 {"name": "Changelog", "url": f"{release.home}/CHANGELOG.md"},
