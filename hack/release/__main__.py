@@ -103,11 +103,11 @@ def make(release: Release, key: ec.EllipticCurvePrivateKey | None) -> str:
     bundle.write(release, package, digest)
     sbom.write(release, digest)
     (release.folder / "RELEASE-NOTES.md").write_text(text + "\n", encoding="utf-8")
-    _seal(release, key)
+    seal(release, key)
     return digest
 
 
-def _seal(release: Release, key: ec.EllipticCurvePrivateKey | None) -> None:
+def seal(release: Release, key: ec.EllipticCurvePrivateKey | None) -> None:
     """Write provenance, checksums and signature, in this order."""
     digests = files.sha256_of_files(release.folder)
     statement = provenance.statement(release, digests)
