@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from e2e.local import cache
 from e2e.local.progress import step
@@ -77,7 +78,8 @@ def write(release: Release, subject_digest: str) -> list[Path]:
 
 
 def _component(ecosystem: str, name: str, version: str) -> dict[str, str]:
-    return {"name": name, "version": version, "purl": f"pkg:{ecosystem}/{name}@{version}"}
+    purl = f"pkg:{ecosystem}/{name}@{quote(version, safe='-._~')}"
+    return {"name": name, "version": version, "purl": purl}
 
 
 def _normalized(name: str) -> str:

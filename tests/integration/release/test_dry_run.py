@@ -252,7 +252,7 @@ def test_the_olm_bundle_describes_what_the_chart_installs(made: Made) -> None:
     assert cluster["rules"] == objects["ClusterRole", "triton-pipelines"]["rules"]
     assert own["rules"] == objects["Role", "triton-pipelines-key"]["rules"]
     (example,) = json.loads(csv["metadata"]["annotations"]["alm-examples"])
-    assert check_resource("example", example, Options()).findings == []
+    assert not check_resource("example", example, Options()).findings
     assert base64.b64decode(csv["spec"]["icon"][0]["base64data"]).startswith(b"<svg")
     others = {
         (item["kind"], item["metadata"]["name"]) for item in bundle["additional-objects.yaml"]
