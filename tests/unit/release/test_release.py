@@ -165,3 +165,8 @@ def test_without_a_key_a_release_says_so(tmp_path: Path) -> None:
     commands = command.push_commands(release)
     assert any("triton_pipelines-0.2.0rc1-py3-none-any.whl" in line for line in commands)
     assert any(line.startswith("helm push") and line.endswith("/a/charts") for line in commands)
+
+
+def test_the_base_image_is_that_of_the_dockerfile() -> None:
+    name = command.BASE_IMAGE.rpartition("/")[2]
+    assert f"ARG BASE_IMAGE={name}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
