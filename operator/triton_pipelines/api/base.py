@@ -36,7 +36,7 @@ class Finding:
     """What is wrong and what to write instead."""
     severity: Severity = Severity.ERROR
     """Whether the problem prevents a revision."""
-    code: str = field(default="", kw_only=True)
+    code: str = field(kw_only=True)
     """Kind of the problem: a :class:`FindingCode`, or the id of a violated rule of Triton."""
 
     def __str__(self) -> str:

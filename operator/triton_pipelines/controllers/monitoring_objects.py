@@ -16,6 +16,7 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.observability import Presence
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.apply import apply_over
@@ -213,7 +214,7 @@ class MonitoringObjects:
         presence = kind.presence(pipeline) or Presence.AUTO
         if isinstance(served, str):
             is_required = presence is Presence.ENABLED
-            return [Finding(kind.path, served, Severity.WARNING)] if is_required else []
+            return [_not_applied(kind, served)] if is_required else []
         try:
             await self._apply_or_delete(kind, pipeline, presence, served.get(key))
         except Conflict:
@@ -221,10 +222,9 @@ class MonitoringObjects:
         except NamespaceTerminating:
             return []
         except (NameTaken, FormerChild) as error:
-            return [Finding(kind.path, str(error), Severity.WARNING)]
+            return [_not_applied(kind, str(error))]
         except (Forbidden, Invalid) as error:
-            message = f"the API server rejects the object: {error.message}"
-            return [Finding(kind.path, message, Severity.WARNING)]
+            return [_not_applied(kind, f"the API server rejects the object: {error.message}")]
         except ClusterError as error:
             await _log.awarning(
                 "not applied",
@@ -282,3 +282,7 @@ class MonitoringObjects:
             return await self.client.get(resource, *key_of(item))
         except NotFound:
             return None
+
+
+def _not_applied(kind: MonitoringKind, message: str) -> Finding:
+    return Finding(kind.path, message, Severity.WARNING, code=FindingCode.MONITORING_NOT_APPLIED)
