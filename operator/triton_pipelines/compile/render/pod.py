@@ -196,15 +196,7 @@ def _triton(
             if cpu_range(pipeline, graph)
             else {}
         ),
-        "volumeMounts": [
-            # Read-only, so that no bytecode cache makes the version folder look newer: Triton would
-            # then reload the model when its count changes.
-            {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
-            {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
-            {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
-            *engine_mounts(pipeline, graph),
-            *([_read_only(names.VOLUME_TLS, names.PATH_TLS)] if server.tls is not None else []),
-        ],
+        "volumeMounts": _triton_mounts(pipeline, graph),
         **_triton_probes(graph),
         # Triton resets new connections from the moment of SIGTERM, so it must not be sent before
         # all clients know that the pod is gone.
@@ -212,6 +204,19 @@ def _triton(
         "securityContext": _container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _triton_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
+    has_tls = pipeline.spec.server.tls is not None
+    return [
+        # Read-only, so that no bytecode cache makes the version folder look newer: Triton would
+        # then reload the model when its count changes.
+        _read_only(names.VOLUME_DATA, names.PATH_ROOT),
+        {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
+        *engine_mounts(pipeline, graph),
+        *([_read_only(names.VOLUME_TLS, names.PATH_TLS)] if has_tls else []),
+    ]
 
 
 def _triton_resources(pipeline: InferencePipeline, graph: Graph) -> dict[str, Any]:
