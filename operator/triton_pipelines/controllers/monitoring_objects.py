@@ -51,7 +51,7 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     check_owner,
     owned,
 )
-from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 # Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0

@@ -19,7 +19,7 @@ from triton_pipelines.api import names
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.controllers.pipeline.actions import Resize
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_resize import pending_reason
 from triton_pipelines.controllers.pipeline.pods_and_cpu import (
     bounds_of,

@@ -55,11 +55,11 @@ from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover, ScalingView
 from triton_pipelines.controllers.pipeline.live_config_map import stored_state
-from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod, is_alive
 from triton_pipelines.controllers.pod_ownership import owned_pods
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 TICK_SECONDS: Final = 2.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.

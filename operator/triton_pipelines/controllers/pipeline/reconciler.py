@@ -41,6 +41,7 @@ from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
@@ -52,7 +53,7 @@ from .config_map_sources import read_sources
 from .deployment_progress import rolling_pipelines
 from .effective_spec import Resolver
 from .owner_references import FormerChild
-from .plan import is_unmanaged, plan
+from .planner import plan
 from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober, ProbesPending
 from .policies.last_good_spec import last_good_after
