@@ -21,12 +21,12 @@ from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.controllers.pipeline.actions import Resize
 from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_resize import pending_reason
-from triton_pipelines.controllers.pipeline.pods_and_cpu import (
+from triton_pipelines.controllers.pipeline.resize_rejections import RejectionCause, ResizeRejection
+from triton_pipelines.controllers.pipeline.scaling_observation import (
     bounds_of,
     observation_of,
     smallest_limit,
 )
-from triton_pipelines.controllers.pipeline.resize_rejections import RejectionCause, ResizeRejection
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 
 # 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.

@@ -119,7 +119,10 @@ def _loader(
         "imagePullPolicy": options.image_pull_policy,
         "command": ["tritonpipe"],
         "args": ["load", *cache, *(f"--source-map={entry}" for entry in mapped)],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HF_HOME", "value": "/tmp/hf"}],  # noqa: S108
+        "env": [
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - a path of the pod
+            {"name": "HF_HOME", "value": "/tmp/hf"},  # noqa: S108 - a path of the pod
+        ],
         "volumeMounts": _loader_mounts(pipeline, graph, options),
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": _container_security(),

@@ -51,7 +51,13 @@ _POD_FIELDS = {
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
 # Below these nothing else may be mounted into our containers: the repository must not change, nor
 # what the loader reads.
-_OWN_TREES = (names.PATH_ROOT, names.PATH_CONFIG, names.PATH_ENGINES, names.PATH_CACHE, "/dev/shm")  # noqa: S108 - paths of the pod
+_OWN_TREES = (
+    names.PATH_ROOT,
+    names.PATH_CONFIG,
+    names.PATH_ENGINES,
+    names.PATH_CACHE,
+    "/dev/shm",  # noqa: S108 - a path of the pod
+)
 _OWN_MOUNTS = (*_OWN_TREES, "/tmp", "/")  # noqa: S108
 
 

@@ -12,7 +12,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.store import Key
-from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
+from triton_pipelines.controllers.autoscaler.pod_sizes import PodSizes
 from triton_pipelines.controllers.handover import ScalingView
 
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -18,7 +18,7 @@ from typing import Final
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
-from triton_pipelines.api.rollout import PreflightMode, RolloutStrategy
+from triton_pipelines.api.rollout_strategy import PreflightMode, RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.render.preflight_objects import preflight_job, preflight_policy
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage

@@ -8,7 +8,11 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
-from triton_pipelines.autoscaling.pods_and_cpu import PODS, PodAndCpuBounds, PodsObservation
+from triton_pipelines.autoscaling.pods_and_cpu import (
+    PODS,
+    PodAndCpuBounds,
+    PodsObservation,
+)
 from triton_pipelines.autoscaling.types import InfeasibleResize, StepLimits
 from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
