@@ -224,16 +224,16 @@ def _sibling(name: str, siblings: Sequence[str]) -> list[str]:
 
 def _called(name: str, parent: Location) -> list[str]:
     """Return the fields for another product's name: below the same parent, else at any path."""
-    wanted = _CALLED.get(plain(name), ())
+    chains = _CALLED.get(plain(name), ())
     here = tuple(part for part in parent if isinstance(part, str))
-    for chain in wanted:
+    for chain in chains:
         places = {tuple(part.removesuffix("[]") for part in place): place for place in _places()}
         if (
             found := places.get((*here, *(part.removesuffix("[]") for part in chain.split("."))))
         ) is not None:
             below = ".".join(found[len(here) :])
             return [f"{written(parent)}.{below}" if "." in below and parent else below]
-    return _elsewhere(wanted[-1].split("."), parent) if wanted and wanted[-1] else []
+    return _elsewhere(chains[-1].split("."), parent) if chains and chains[-1] else []
 
 
 def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:

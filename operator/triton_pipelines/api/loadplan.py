@@ -100,14 +100,14 @@ class PlanCount(LoadModel):
             )
         return self
 
-    def clamp(self, wanted: int | None) -> int:
+    def clamp(self, desired: int | None) -> int:
         """Return the number of instances that a new pod starts with, within min and max.
 
         Args:
-            wanted: The desired count; ``None`` if none has been recorded yet, which means
+            desired: The desired count; ``None`` if none has been recorded yet, which means
                 ``initial``.
         """
-        return max(self.min, min(self.max, self.initial if wanted is None else wanted))
+        return max(self.min, min(self.max, self.initial if desired is None else desired))
 
 
 class PlanLibrary(LoadModel):

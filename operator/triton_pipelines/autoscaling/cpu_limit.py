@@ -104,12 +104,12 @@ def decide_cpu_limit(
     needed = _needed(bounds, limits, decision, growing=bound)
     # Instances that use less than they are granted run within a smaller limit: it falls with their
     # count but is not raised for it.
-    wanted = max(needed, current + _smallest_instance(limits)) if bound else min(current, needed)
+    desired = max(needed, current + _smallest_instance(limits)) if bound else min(current, needed)
     windows = replace(limits.law, stabilization=STABILIZATION_SECONDS, down_step=1.0)
     if known:
-        within = min(max(wanted, bounds.start), high)
+        within = min(max(desired, bounds.start), high)
         scale = control_law.record_demand(scale, within, windows, now)
-    reachable = wanted if settled else min(wanted, current)
+    reachable = desired if settled else min(desired, current)
     following = control_law.next_count(
         scale if known else replace(scale, demands=()),
         StepLimits(CPU, "", bounds.start, high, bounds.start),

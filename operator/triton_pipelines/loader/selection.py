@@ -143,24 +143,26 @@ def _versions(
     names: Collection[str],
     held: Collection[int],
 ) -> Selection:
-    wanted = _wanted(item, found, held)
+    desired = _desired_versions(item, found, held)
     files: dict[str, ListedFile] = {}
     ignored = [
         name
         for name in names
         if not (name.partition("/")[0].isdigit() and int(name.partition("/")[0]) in found)
     ]
-    for version in wanted:
+    for version in desired:
         taken, left = _version(item, found[version], f"{version}/")
         files |= {
             f"{version}/{name}": ListedFile(f"{version}/{entry.name}", entry.size, entry.identity)
             for name, entry in taken.items()
         }
         ignored += [f"{version}/{name}" for name in left]
-    return Selection(files, wanted, tuple(sorted(ignored)))
+    return Selection(files, desired, tuple(sorted(ignored)))
 
 
-def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int]) -> tuple[int, ...]:
+def _desired_versions(
+    item: PlanFetch, found: Mapping[int, object], held: Collection[int]
+) -> tuple[int, ...]:
     there = f"the source has {', '.join(map(str, sorted(found)[-_NEWEST:]))}"
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.

@@ -46,17 +46,17 @@ def counters(
     kind: str,
     result: Sequence[Any],
     labels: SeriesLabels,
-    wanted: Mapping[PodKey, frozenset[str]],
+    expected: Mapping[PodKey, frozenset[str]],
     addresses: Mapping[PodKey, str],
     interval: float,
 ) -> dict[PodKey, PodSeries]:
-    """Return the scrapes of the wanted pods in a query result; series of other pods are ignored.
+    """Return the scrapes of the expected pods in a query result; series of other pods are ignored.
 
     Args:
         kind: The resultType of the result.
         result: The result of the query.
         labels: Labels that hold the namespace and the name of a pod.
-        wanted: The wanted pods, with the models that each must have.
+        expected: The pods, with the models that each must have.
         addresses: Addresses of the pods' metrics ports, which distinguish the pods from pods of the
             same name in another cluster.
         interval: Seconds between scrapes.
@@ -72,7 +72,7 @@ def counters(
         for item in result:
             metric = item["metric"]
             place = (metric.get(namespace), metric.get(pod))
-            models = wanted.get(place)
+            models = expected.get(place)
             if models is None:
                 continue
             index, model = _INDEX.get(metric.get("__name__")), metric.get("model")
@@ -87,7 +87,7 @@ def counters(
             )
             found.setdefault(place, {}).setdefault(series, []).append((metric, item["values"]))
         return {
-            place: _seen(several, wanted[place], addresses.get(place, ""), interval)
+            place: _seen(several, expected[place], addresses.get(place, ""), interval)
             for place, several in found.items()
         }
     except _SHAPE_ERRORS as error:

@@ -222,11 +222,11 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
 
 def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
     """Describe the first impossible value in ``history``: negative or not finite; "" if none."""
-    wanted = tuple(models)
+    expected = tuple(models)
     for scrape in history.scrapes:
         if not math.isfinite(scrape.at):
             return f"a scrape at the time {scrape.at}"
-        for model in wanted:
+        for model in expected:
             counters = scrape.models.get(model)
             if counters is not None and not all(
                 0 <= value < math.inf for value in _values(counters)

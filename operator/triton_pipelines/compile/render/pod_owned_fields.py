@@ -128,8 +128,8 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
 
 def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Iterator[Finding]:
     field = "terminationGracePeriodSeconds"
-    wanted, needed = spec.get(field), ours[field]
-    if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
+    given, needed = spec.get(field), ours[field]
+    if field in spec and (given is None or (isinstance(given, int) and given < needed)):
         yield Finding(
             f"{path}.{field}",
             f"is shorter than the drain, which takes {needed} s; set it to at least "

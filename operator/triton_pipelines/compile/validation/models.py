@@ -123,8 +123,8 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         for path in facts.files.get(findings.model, {})
         if path.count("/") <= 1
     }
-    wanted = (runtime,) if runtime else (f"libtriton_{backend}.so", PYTHON_FILE)
-    if not any(name in files for name in wanted) and wanted[0] not in beside:
+    expected = (runtime,) if runtime else (f"libtriton_{backend}.so", PYTHON_FILE)
+    if not any(name in files for name in expected) and expected[0] not in beside:
         if runtime and files:
             findings.add(
                 "runtime",
