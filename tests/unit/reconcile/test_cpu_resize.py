@@ -177,7 +177,7 @@ def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
     assert pending_reason(pods[0]) == "is Deferred on node node-1: said the kubelet"
     assert pending_reason(pods[1]) == ""
     seen = observation_of(pods, made.deployment, 3750)
-    assert (list(seen.uneven), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
+    assert (list(seen.resize_pending), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
     assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"][
         "cpu"
     ], "counts grow by what is in force"
