@@ -24,9 +24,9 @@ from triton_pipelines.api.loadreport import (
     ReportSource,
     ResolvedSource,
     ResolvedSources,
+    diverged_sources,
     resolution,
     same_source,
-    strayed,
 )
 from triton_pipelines.api.loadtypes import Key, LoadModel, Name, RelativePath, source_key
 
@@ -64,11 +64,11 @@ __all__ = [
     "ReportSource",
     "ResolvedSource",
     "ResolvedSources",
+    "diverged_sources",
     "resolution",
     "same_source",
     "shape_input",
     "source_key",
-    "strayed",
 ]
 
 PLAN_VERSION: Final = 1
