@@ -113,12 +113,12 @@ def _require_padding_values(
     Flat tokens have no such values. They can be put back only where they are all the same.
     """
     padding = _paddings(nodes, candidates, facts, sources)
-    maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+    producer = {name: number for number, node in enumerate(nodes) for name in node.output if name}
     waiting = [number for number in range(len(nodes)) if number not in flat]
     while waiting:
         number = waiting.pop()
         for name in names_read(nodes[number]):
-            source = maker.get(name)
+            source = producer.get(name)
             if source not in flat or padding.get(name) is not PaddingContent.SET:
                 continue
             if facts[name].filler is None:
@@ -179,11 +179,11 @@ def _drop_light_islands(nodes: Sequence[Any], flat: dict[int, FlatOperator]) -> 
             number = group[number]
         return number
 
-    maker = {name: number for number in flat for name in nodes[number].output if name}
+    producer = {name: number for number in flat for name in nodes[number].output if name}
     for number in flat:
         for name in nodes[number].input:
-            if name in maker:
-                group[root(maker[name])] = root(number)
+            if name in producer:
+                group[root(producer[name])] = root(number)
     heavy = {root(number) for number in flat if nodes[number].op_type in HEAVY}
     for number in [number for number in flat if root(number) not in heavy]:
         del flat[number]
