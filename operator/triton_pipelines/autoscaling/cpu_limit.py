@@ -169,14 +169,16 @@ def _limitation(state: CpuLimitState) -> Limitation | None:
     return Limitation(
         CPU,
         f"a pod on node {worst.node} cannot have more than {worst.given}m"
-        f" ({worst.asked}m is infeasible there)",
+        f" ({worst.requested}m is infeasible there)",
     )
 
 
 def _reason(millis: int, state: CpuLimitState, high: int, needed: int) -> str:
     before = state.scale.desired
     if before > high:
-        rejected = (f"{item.asked}m is infeasible on node {item.node}" for item in state.infeasible)
+        rejected = (
+            f"{item.requested}m is infeasible on node {item.node}" for item in state.infeasible
+        )
         return "; ".join(rejected) or f"at most {high}m are needed"
     if millis > before:
         return f"CPUBound: instances need {needed}m in each pod"

@@ -178,17 +178,17 @@ def _desired_versions(
             )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))
-    asked = {
+    requested = {
         *(item.versions.specific or () if item.versions else ()),
         *([item.pinned] if item.pinned else []),
     }
-    if absent := sorted(asked - set(found)):
+    if absent := sorted(requested - set(found)):
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
             f"version {', '.join(map(str, absent))} is requested, but {there}; publish it, "
             "or request another version.",
         )
-    return tuple(sorted(chosen | asked))
+    return tuple(sorted(chosen | requested))
 
 
 def _version(
@@ -237,18 +237,18 @@ def _only_first(item: PlanFetch, what: str) -> None:
     """
     policy = item.versions
     if item.pinned not in (None, FIRST):
-        asked = f"version {item.pinned}"
+        requested = f"version {item.pinned}"
     elif policy is None or policy.newest_only or policy.specific == (FIRST,):
         return
     else:
-        asked = (
+        requested = (
             f"versions {', '.join(map(str, policy.specific))}"
             if policy.specific
             else "several versions"
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {asked} of the model, but the source is {what}, which is "
+        f"the resource requests {requested} of the model, but the source is {what}, which is "
         f"always version {FIRST}; use a folder that contains one folder per version (1, 2, "
         "…), or remove the version policy.",
     )

@@ -196,7 +196,7 @@ class MeasuredServer:
             raise TuneError(f"the server failed to apply {setting}: {error}") from error
         for request in list(warm)[:WARM_REQUESTS]:
             try:
-                await self._ask_alone(request)
+                await self._infer_alone(request)
             except OverloadedError as error:
                 if setting == self.current:
                     raise TuneError(
@@ -208,7 +208,7 @@ class MeasuredServer:
             except TritonError as error:
                 raise TuneError(f"with {setting}, the server does not respond: {error}") from error
 
-    async def _ask_alone(self, request: RequestTensors) -> None:
+    async def _infer_alone(self, request: RequestTensors) -> None:
         """Send one request while no other is in flight.
 
         It is retried: on a machine that pauses, a request may exceed its queue's timeout once, but
@@ -273,7 +273,7 @@ class MeasuredServer:
         found: dict[int, OutputTensors] = {}
         shed: TritonError | None = None
 
-        async def ask(number: int, limit: asyncio.Semaphore) -> None:
+        async def infer(number: int, limit: asyncio.Semaphore) -> None:
             nonlocal shed
             async with limit:
                 try:
@@ -288,7 +288,11 @@ class MeasuredServer:
             limit = asyncio.Semaphore(together)
             try:
                 await asyncio.gather(
-                    *(ask(number, limit) for number in range(len(requests)) if number not in found)
+                    *(
+                        infer(number, limit)
+                        for number in range(len(requests))
+                        if number not in found
+                    )
                 )
             except TritonError as error:
                 raise TuneError(f"the server does not respond: {error}") from error
