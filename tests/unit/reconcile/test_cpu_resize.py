@@ -193,7 +193,7 @@ def test_an_infeasible_pod_is_told_apart() -> None:
     record(made, 3750).step()
     pod = Pod.of(made._raw(made.pods[0]))
     ((uid, found),) = observation_of([pod], made.deployment, 3750).infeasible.items()
-    assert (uid, found.node, found.asked) == (pod.uid, "node-1", 3750)
+    assert (uid, found.node, found.requested) == (pod.uid, "node-1", 3750)
     assert f"{found.given}m" == server(made)["resources"]["limits"]["cpu"]
 
 

@@ -22,7 +22,8 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 from .graph import Input, Tensor
 from .ragged_config import ragged_obstacles
 
-# Rejected so far: key of the file's location and use (:func:`rejection_key`) → the loader's message.
+# Rejected so far: key of the file's location and use (:func:`rejection_key`) → the loader's
+# message.
 RaggedRejections = Mapping[str, str]
 
 # Values that fill the shorter rows inside the graph; the mask hides them.

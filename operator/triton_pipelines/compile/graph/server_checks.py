@@ -183,7 +183,8 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if requested is not None and capped is not None and read(requested) > read(capped):
             yield Finding(
                 f"spec.server.resources.requests.{name}",
-                f"{requested} exceeds limits.{name} {capped}; raise the limit, or lower the request",
+                f"{requested} exceeds limits.{name} {capped}; raise the limit, or lower the"
+                " request",
                 code=FindingCode.OUT_OF_RANGE,
             )
     shared = sizes(pipeline, graph).shared_memory
