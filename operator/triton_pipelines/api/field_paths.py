@@ -264,7 +264,7 @@ def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
     for place in found:
         if rank(place) == best:
             first.setdefault(_declaring(place), place)
-    return [_beside(place, -best[0], parent) for place in first.values()][:_MOST_NAMED]
+    return [_field_next_to(place, -best[0], parent) for place in first.values()][:_MOST_NAMED]
 
 
 def _declaring(place: Place) -> object:
@@ -281,7 +281,7 @@ def _declaring(place: Place) -> object:
     )
 
 
-def _beside(place: Place, shared: int, parent: Location) -> str:
+def _field_next_to(place: Place, shared: int, parent: Location) -> str:
     """Return a path with the document's list indices, as far as both share a prefix."""
     way: list[int | str] = []
     for part in parent:

@@ -113,7 +113,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
 def _build_monitors(
     services: Services, handover: Handover
 ) -> tuple[SloLatencyMonitor, MonitoringObjects]:
-    """Build what runs beside both controllers."""
+    """Build what runs next to both controllers."""
     config, specs = services.config, CurrentSpecs(handover)
     latency_monitor = SloLatencyMonitor(
         store=services.store,

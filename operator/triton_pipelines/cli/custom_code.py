@@ -25,13 +25,13 @@ def code_warnings(graph: Graph) -> list[Finding]:
     return [
         Finding(
             f"{step.path}.python.code.inline",
-            doubt,
+            problem,
             Severity.WARNING,
             code=FindingCode.CUSTOM_CODE,
         )
         for step in graph.models
         if step.code is not None
-        for doubt in _of(step.code)
+        for problem in _of(step.code)
     ]
 
 

@@ -326,8 +326,8 @@ def _possible(busy: float, first: Sampled, last: Sampled, most: int, under_way: 
     )
     # The largest possible batch holds all requests except one for each other execution. Without
     # any batching, the time is exact.
-    proven = spent / max(1.0, 1.0 + computed - executions)
-    return min(busy, max(bound, proven))
+    least = spent / max(1.0, 1.0 + computed - executions)
+    return min(busy, max(bound, least))
 
 
 def _between(first: Sampled, last: Sampled, busy: float, *, covered: bool) -> Rates:

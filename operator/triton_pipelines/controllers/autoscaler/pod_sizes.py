@@ -115,8 +115,8 @@ def observe_pods(
         live: Data of the live ConfigMap.
     """
     desired = memory.cpu.scale.desired if memory.cpu is not None else None
-    controller_memory = PipelineState.parse(live.get(names.KEY_MEMORY))
-    return observation_of(state.all_pods, deployment, desired, rejections, controller_memory)
+    pipeline_state = PipelineState.parse(live.get(names.KEY_MEMORY))
+    return observation_of(state.all_pods, deployment, desired, rejections, pipeline_state)
 
 
 def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None) -> PodSizes:
