@@ -495,21 +495,25 @@ async def test_a_list_of_metadata_reads_only_the_objects_that_differ(
 ) -> None:
     names = ("kept", "changed", "deleted")
     for name in names:
-        obj = config_map(name, key="before")
+        obj: Object = config_map(name, key="before")
         obj["metadata"]["labels"] = {"test": "metadata", LABEL_PIPELINE: name}
         await client.apply(obj)
-    store, selector = Store(), {"label_selector": "test=metadata"}
-    await relist(client, store, CONFIG_MAPS, **selector)
+    store, selector = Store(), "test=metadata"
+    await relist(client, store, CONFIG_MAPS, label_selector=selector)
     changed = config_map("changed", key="after")
     changed["metadata"]["labels"] = {"test": "metadata", LABEL_PIPELINE: "changed"}
     await client.apply(changed)
     await client.delete(CONFIG_MAPS, NAMESPACE, "deleted")
 
     async with through(proxy, tmp_path) as proxied:
-        listing = await proxied.list(CONFIG_MAPS, NAMESPACE, **selector, metadata_only=True)
+        listing = await proxied.list(
+            CONFIG_MAPS, NAMESPACE, label_selector=selector, metadata_only=True
+        )
         assert {item["metadata"]["name"] for item in listing.items} == {"kept", "changed"}
         assert all(item.keys() == {"apiVersion", "kind", "metadata"} for item in listing.items)
-        missed = await relist(proxied, store, CONFIG_MAPS, **selector, metadata_only=True)
+        missed = await relist(
+            proxied, store, CONFIG_MAPS, label_selector=selector, metadata_only=True
+        )
 
     assert missed == {(NAMESPACE, "changed"), (NAMESPACE, "deleted")}
     found = {name: store.get(CONFIG_MAPS, NAMESPACE, name) for name in names}

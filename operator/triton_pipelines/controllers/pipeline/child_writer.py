@@ -68,6 +68,16 @@ class ChildWriter:
                 self.store.put(resource, applied, since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
 
+    async def apply_all(self, items: Sequence[Object], uid: str) -> None:
+        """Apply objects in their order.
+
+        Args:
+            items: The objects.
+            uid: UID of the pipeline.
+        """
+        for item in items:
+            await self.apply(item, uid)
+
     async def apply_optional(self, items: Sequence[Object], uid: str) -> str:
         """Apply objects without which the pipeline works.
 
@@ -79,8 +89,7 @@ class ChildWriter:
             Why one of them was rejected; empty if none was.
         """
         try:
-            for item in items:
-                await self.apply(item, uid)
+            await self.apply_all(items, uid)
         except NamespaceTerminating:
             raise
         except REJECTIONS as error:
