@@ -19,6 +19,7 @@ from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
+from triton_pipelines.cluster.shared_values import SharedValues
 
 Key = tuple[str, str]
 """Namespace ("" for cluster-scoped objects) and name."""
@@ -65,6 +66,7 @@ class Store:
     _removed: dict[Resource, dict[Key, int]] = field(
         default_factory=lambda: defaultdict(dict), init=False
     )  # when; until the next LIST
+    _shared: SharedValues = field(default_factory=SharedValues, init=False)
     _clock: int = field(
         default=0, init=False
     )  # counts changes; orders them against a LIST in progress
@@ -85,8 +87,6 @@ class Store:
         Returns:
             Whether the store changed.
         """
-        if resource == PODS:
-            _slim(obj)
         entry = self._objects[resource].get(key_of(obj))
         if entry is not None and not _is_newer(obj, entry.obj):
             return False
@@ -213,8 +213,6 @@ class Store:
             listed.add(key)
             if self.is_outdated(resource, item, since=since):
                 changed.update(self._owners(known.get(key)), [owner_key(resource, item)])
-                if resource == PODS:
-                    _slim(item)
                 self._set(resource, item)
         for key, entry in tuple(known.items()):
             if (
@@ -248,6 +246,9 @@ class Store:
 
     def _set(self, resource: Resource, obj: Object) -> None:
         self._clock += 1
+        if resource == PODS:
+            _slim(obj)
+        self._shared.share(obj)
         key = key_of(obj)
         old = self._objects[resource].get(key)
         entry = _Entry(obj, owner_key(resource, obj), self._clock)
