@@ -68,7 +68,7 @@ class PrometheusCollector:
         self._usage_window = 0
         self._targets_at = -float("inf")
         self._up: Mapping[PodKey, bool] | None = None
-        self._wanted: Mapping[PipelineKey, ExpectedPods] = {}
+        self._expected: Mapping[PipelineKey, ExpectedPods] = {}
         self._samples: dict[PipelineKey, PipelineSample | MetricsFailure] = {}
         self._samples_until = -float("inf")
 
@@ -101,7 +101,7 @@ class PrometheusCollector:
                 for key, one in wanted.items()
             }
         began = self._monotonic()
-        if began < self._samples_until and wanted == self._wanted:
+        if began < self._samples_until and wanted == self._expected:
             return dict(self._samples)
         self._samples_until = -float("inf")
         plan = self._plan(wanted, began)
@@ -120,7 +120,7 @@ class PrometheusCollector:
         if got.error:
             return self._all_failed(wanted, got.error)
         evidence = self._merge(wanted, plan, got, began)
-        self._wanted = dict(wanted)
+        self._expected = dict(wanted)
         self._samples = {key: self._assess(one, evidence, got) for key, one in wanted.items()}
         if not got.errors:
             seconds = min(self._histories.interval(pods, 0.0), len(pods) / _PODS_PER_SECOND)
