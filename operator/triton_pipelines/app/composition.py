@@ -33,7 +33,7 @@ from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
-from triton_pipelines.controllers.pipeline.prober import probe_pod
+from triton_pipelines.controllers.pipeline.prober import PodProber, probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
@@ -65,13 +65,14 @@ class OperatorParts:
     """Applies PodMonitors and PrometheusRules; runs in the background."""
 
 
-def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts:
+def build_parts(services: Services, prober: Prober | None = None) -> OperatorParts:
     """Build the operator's parts on its services; nothing runs yet.
 
     Args:
         services: What the parts share.
         prober: Probes one pod for the reconciler; tests without Triton replace it.
     """
+    kept = PodProber()
     config, handover = services.config, Handover()
     direct_reader = DirectReader()
     prometheus_collectors = {
@@ -92,7 +93,8 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         store=services.store,
         options=config.render_options,
         derive=partial(derive, services.control_key),
-        prober=prober,
+        prober=prober or kept.probe_pod,
+        release=kept.connections.close,
         clock=_utc_now,
         instance=config.instance,
         handover=handover,

@@ -221,7 +221,7 @@ class Operator:
             wait_seconds=config.operator_key_wait_seconds,
         )
 
-    async def _relist(self, resource: Resource) -> set[Key]:
+    async def _relist(self, resource: Resource, *, metadata_only: bool = False) -> set[Key]:
         missed: set[Key] = set()
         for namespace in self.config.scopes:
             missed |= await relist(
@@ -230,6 +230,7 @@ class Operator:
                 resource,
                 namespace=namespace,
                 label_selector=selector_of(resource),
+                metadata_only=metadata_only,
             )
         return missed
 
@@ -255,7 +256,7 @@ class Operator:
             seconds = self.config.relist_seconds
             for resource in WATCHED:
                 try:
-                    missed = await self._relist(resource)
+                    missed = await self._relist(resource, metadata_only=True)
                 except ClusterError as error:
                     await _log.awarning("list failed", resource=resource.plural, error=str(error))
                     continue

@@ -15,11 +15,19 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from triton_pipelines.api import names
-from triton_pipelines.cluster.errors import Gone, NotFound
-from triton_pipelines.cluster.resources import PODS, Resource, resource_of
+from triton_pipelines.cluster.errors import Gone, NotFound, ResponseTooLarge
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    INFERENCE_PIPELINES,
+    PODS,
+    Resource,
+    resource_of,
+)
 from triton_pipelines.cluster.transport import (
     APPLY,
+    JSON,
     JSON_PATCH,
+    METADATA_LIST,
     STRATEGIC_MERGE_PATCH,
     ClientOptions,
     Login,
@@ -37,6 +45,9 @@ Propagation = Literal["Background", "Foreground", "Orphan"]
 # Page size of a LIST, also of the watches. client-go reads 500, but 500 objects of 1.5 MiB, the
 # most that the API server stores, would exceed the operator's memory.
 PAGE_SIZE: Final = 25
+# The same for kinds whose objects are small as a rule, and for metadata.
+SMALL_PAGE_SIZE: Final = 100
+_LARGE_KINDS: Final = (CONFIG_MAPS, INFERENCE_PIPELINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,7 @@ class Client:
         *,
         label_selector: str | None = None,
         field_selector: str | None = None,
+        metadata_only: bool = False,
     ) -> ObjectList:
         """Return all objects of a kind with ``apiVersion`` and ``kind``, read in pages.
 
@@ -124,32 +136,56 @@ class Client:
             namespace: the namespace; ``None`` lists all.
             label_selector: a label selector.
             field_selector: a field selector.
+            metadata_only: whether the objects have nothing but their metadata.
         """
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         query = {key: value for key, value in selectors.items() if value}
+        is_small = metadata_only or resource not in _LARGE_KINDS
+        pages = partial(
+            self._list_pages,
+            resource,
+            namespace,
+            query,
+            SMALL_PAGE_SIZE if is_small else PAGE_SIZE,
+            METADATA_LIST if metadata_only else JSON,
+        )
         try:
-            return await self._list_pages(resource, namespace, query)
+            return await pages()
         except Gone:
-            return await self._list_pages(resource, namespace, query)
+            return await pages()
 
     async def _list_pages(
-        self, resource: Resource, namespace: str | None, query: Mapping[str, str]
+        self,
+        resource: Resource,
+        namespace: str | None,
+        query: Mapping[str, str],
+        limit: int,
+        accept: str,
     ) -> ObjectList:
         items: list[Object] = []
         token = ""
         while True:
-            page_query = {
-                **query,
-                "limit": str(PAGE_SIZE),
-                **({"continue": token} if token else {}),
-            }
-            page = await self._send(
-                "list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True
-            )
+            page_query = {**query, "limit": str(limit), **({"continue": token} if token else {})}
+            try:
+                page = await self._send(
+                    "list",
+                    "GET",
+                    resource,
+                    resource.path(namespace),
+                    query=page_query,
+                    accept=accept,
+                    repeatable=True,
+                )
+            except ResponseTooLarge:
+                if limit == 1:
+                    raise
+                # Objects are larger than usual: read the same page and all later ones in parts.
+                limit = max(1, limit // 10)
+                continue
             for item in page.get("items") or ():
-                # Items of a typed list have neither; all callers rely on both.
-                item.setdefault("apiVersion", resource.api_version)
-                item.setdefault("kind", resource.kind)
+                # Items of a typed list have neither; all callers rely on both. Those of a list of
+                # metadata have those of the metadata.
+                item["apiVersion"], item["kind"] = resource.api_version, resource.kind
                 items.append(item)
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or ""

@@ -113,6 +113,13 @@ class NotLeading(ClusterError):
         )
 
 
+class ResponseTooLarge(ClusterError):
+    """The answer exceeds the client's limit and was not read to its end."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "ResponseTooLarge", message)
+
+
 class Gone(ClusterError):
     """410: a resourceVersion or continue token is too old."""
 

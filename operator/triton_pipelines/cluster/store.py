@@ -10,13 +10,16 @@ older state changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
+from triton_pipelines.cluster.shared_values import SharedValues
 
 Key = tuple[str, str]
 """Namespace ("" for cluster-scoped objects) and name."""
@@ -63,6 +66,7 @@ class Store:
     _removed: dict[Resource, dict[Key, int]] = field(
         default_factory=lambda: defaultdict(dict), init=False
     )  # when; until the next LIST
+    _shared: SharedValues = field(default_factory=SharedValues, init=False)
     _clock: int = field(
         default=0, init=False
     )  # counts changes; orders them against a LIST in progress
@@ -83,8 +87,6 @@ class Store:
         Returns:
             Whether the store changed.
         """
-        if resource == PODS:
-            _slim(obj)
         entry = self._objects[resource].get(key_of(obj))
         if entry is not None and not _is_newer(obj, entry.obj):
             return False
@@ -209,12 +211,8 @@ class Store:
         for item in items:
             key = key_of(item)
             listed.add(key)
-            entry = known.get(key)
-            touched = entry.touched if entry else removed.get(key, 0)
-            if touched <= since and (entry is None or _version(entry.obj) != _version(item)):
-                changed.update(self._owners(entry), [owner_key(resource, item)])
-                if resource == PODS:
-                    _slim(item)
+            if self.is_outdated(resource, item, since=since):
+                changed.update(self._owners(known.get(key)), [owner_key(resource, item)])
                 self._set(resource, item)
         for key, entry in tuple(known.items()):
             if (
@@ -229,12 +227,28 @@ class Store:
                 del removed[key]
         return {owner for owner in changed if owner is not None}
 
+    def is_outdated(self, resource: Resource, listed: Object, *, since: int) -> bool:
+        """Return whether the store misses a listed state of an object, and had no news of it since.
+
+        Args:
+            resource: the object's kind.
+            listed: the object from a LIST; its metadata is enough.
+            since: the :meth:`mark` from before the LIST.
+        """
+        key = key_of(listed)
+        entry = self._objects[resource].get(key)
+        touched = entry.touched if entry else self._removed[resource].get(key, 0)
+        return touched <= since and (entry is None or _version(entry.obj) != _version(listed))
+
     @staticmethod
     def _owners(entry: _Entry | None) -> list[Key | None]:
         return [entry.owner] if entry else []
 
     def _set(self, resource: Resource, obj: Object) -> None:
         self._clock += 1
+        if resource == PODS:
+            _slim(obj)
+        self._shared.share(obj)
         key = key_of(obj)
         old = self._objects[resource].get(key)
         entry = _Entry(obj, owner_key(resource, obj), self._clock)
@@ -269,6 +283,7 @@ async def relist(
     *,
     namespace: str | None = None,
     label_selector: str | None = None,
+    metadata_only: bool = False,
 ) -> set[Key]:
     """List a kind and update the store.
 
@@ -278,13 +293,40 @@ async def relist(
         resource: the kind.
         namespace: the namespace; ``None`` lists all.
         label_selector: as in the watch.
+        metadata_only: list only metadata and read the objects that differ from the store. Cheaper
+            if the store is nearly up to date.
 
     Returns:
         Pipelines of which the watch had missed a change.
     """
     since = store.mark()
-    listing = await client.list(resource, namespace, label_selector=label_selector)
-    return store.replace(resource, listing.items, since=since, namespace=namespace)
+    listing = await client.list(
+        resource, namespace, label_selector=label_selector, metadata_only=metadata_only
+    )
+    items = listing.items
+    if metadata_only:
+        items = await _with_outdated_read(client, store, resource, items, since)
+    return store.replace(resource, items, since=since, namespace=namespace)
+
+
+async def _with_outdated_read(
+    client: Client, store: Store, resource: Resource, listed: list[Object], since: int
+) -> list[Object]:
+    """Return listed metadata, with the whole object where the store does not have that state."""
+    outdated = [item for item in listed if store.is_outdated(resource, item, since=since)]
+    keys = {key_of(item) for item in outdated}
+
+    async def read(item: Object) -> Object | None:
+        try:
+            return await client.get(resource, *key_of(item))
+        except NotFound:
+            return None  # deleted since
+
+    found = await asyncio.gather(*map(read, outdated))
+    return [
+        *(item for item in listed if key_of(item) not in keys),
+        *(item for item in found if item is not None),
+    ]
 
 
 def _slim(pod: Object) -> None:

@@ -18,6 +18,7 @@ from triton_pipelines.cluster import decoding
 from triton_pipelines.cluster.errors import (
     ClusterError,
     NotLeading,
+    ResponseTooLarge,
     TooMany,
     Unauthorized,
     Unavailable,
@@ -32,13 +33,17 @@ Login = Callable[[], Awaitable[Configuration]]
 JSON: Final = "application/json"
 # Otherwise the answer to a write contains the whole Secret, and that to a read the whole pod
 # template of a ReplicaSet.
-_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 # JSON is YAML except that YAML has no surrogate pairs of escapes for characters beyond U+FFFF, such
 # as an emoji in a label: they have to be sent unescaped. With a parameter in the content type, the
 # generated client sends bytes unchanged; the API server drops it.
 APPLY: Final = "application/apply-patch+yaml; charset=utf-8"
 JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
+# Size of the largest answer: a page of 25 objects of 1.5 MiB, which the API server stores at most,
+# and the escapes of JSON.
+MAX_RESPONSE_BYTES: Final = 64 * 1024**2
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
 
 
@@ -82,6 +87,8 @@ class ClientOptions:
     """Longest wait between two attempts."""
     max_retry_after_seconds: float = 10.0
     """Longest ``Retry-After`` that a call waits for; a longer one is left to the caller."""
+    max_response_bytes: int = MAX_RESPONSE_BYTES
+    """Size of the largest answer, decompressed. A larger one is not read to its end."""
 
 
 @dataclass(slots=True)
@@ -124,6 +131,7 @@ class Transport:
         query: Mapping[str, str] | None = None,
         body: Object | Sequence[Object] | None = None,
         content_type: str = JSON,
+        accept: str = JSON,
         repeatable: bool,
         user: str = "",
     ) -> Object:
@@ -137,6 +145,7 @@ class Transport:
             query: parameters of the URL.
             body: the content.
             content_type: its type.
+            accept: type of the answer.
             repeatable: whether the request may be sent again once it may have reached the server.
             user: the user to impersonate; empty: the account of the login.
 
@@ -156,7 +165,7 @@ class Transport:
                     if method != "GET" and not self.may_write():
                         raise NotLeading
                     return await self._attempt(
-                        session, verb, method, resource, target, body, content_type, user
+                        session, verb, method, resource, target, body, content_type, accept, user
                     )
             except Unauthorized:
                 if renewed:
@@ -197,16 +206,20 @@ class Transport:
         target: str,
         body: Object | Sequence[Object] | None,
         content_type: str,
+        accept: str,
         user: str,
     ) -> Object:
         started, code = time.perf_counter(), "Cancelled"
-        headers = _headers(method, resource, content_type, user)
+        headers = _headers(method, resource, content_type, accept, user)
         try:
             async with in_use(session) as api:
                 status, reason, raw, retry_after = await self._exchange(
                     api, method, target, body, headers
                 )
             code = str(status)
+        except ResponseTooLarge as error:
+            code = error.reason
+            raise
         except TimeoutError as error:
             code = "Timeout"
             seconds = self.options.timeout_seconds
@@ -258,8 +271,30 @@ class Transport:
         response = await api.call_api(
             method, api.configuration.host + target, headers, sent, _request_timeout=timeout
         )
-        raw = await response.read()  # type: ignore[no-untyped-call]
+        raw = await self._read(response.response, f"{method} {target}")
         return response.status, response.reason or "", raw, response.headers.get("Retry-After")
+
+    async def _read(self, response: aiohttp.ClientResponse, request: str) -> bytes:
+        """Return the content of an answer.
+
+        Raises:
+            ResponseTooLarge: it exceeds the limit.
+        """
+        limit = self.options.max_response_bytes
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in response.content.iter_any():
+                size += len(chunk)
+                if size > limit:
+                    raise ResponseTooLarge(
+                        f"{request}: the response exceeds the limit of {limit / 1024**2:g} MiB"
+                    )
+                chunks.append(chunk)
+        except BaseException:
+            response.close()
+            raise
+        return b"".join(chunks)
 
     async def _current_session(self) -> Session:
         async with self._login_lock:
@@ -285,9 +320,11 @@ def _parse(raw: bytes) -> Any:
         return None
 
 
-def _headers(method: str, resource: Resource, content_type: str, user: str) -> dict[str, str]:
-    is_secret_write = resource == SECRETS and method in ("PATCH", "POST")
-    accept = _METADATA if is_secret_write or resource == REPLICA_SETS else JSON
+def _headers(
+    method: str, resource: Resource, content_type: str, accept: str, user: str
+) -> dict[str, str]:
+    if resource == REPLICA_SETS or (resource == SECRETS and method in ("PATCH", "POST")):
+        accept = METADATA
     headers = {"Accept": accept, "Content-Type": content_type}
     if user:
         # The API server adds the groups of a service account, unless any group is sent.

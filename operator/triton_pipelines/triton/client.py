@@ -33,7 +33,7 @@ from triton_pipelines.triton.errors import (
     translate,
 )
 from triton_pipelines.triton.response_limits import TOO_LARGE, CheckedChannel, UndecodedResponse
-from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
+from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -105,15 +105,13 @@ class TritonClient:
         self.address = address
         self._deadline_s = deadline_s
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
-        self._channel_options = [
+        channel_options = [
             *_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", max_response_bytes),
             *(tls.channel_options() if tls is not None else ()),
         ]
-        self._tls, creds = tls, tls.credentials() if tls is not None else None
-        self._client = InferenceServerClient(
-            address, creds=creds, channel_args=self._channel_options
-        )
+        creds = tls.credentials() if tls is not None else None
+        self._client = InferenceServerClient(address, creds=creds, channel_args=channel_options)
         self._client._client_stub = service_pb2_grpc.GRPCInferenceServiceStub(
             CheckedChannel(self._client._channel)
         )
@@ -290,18 +288,14 @@ class TritonClient:
 
         async def once(client_timeout: float) -> InferResult:
             # The library's own stream cannot request an empty last response.
-            async with open_channel(self.address, self._tls, self._channel_options) as channel:
-                stub = service_pb2_grpc.GRPCInferenceServiceStub(CheckedChannel(channel))
-                stream = stub.ModelStreamInfer(timeout=client_timeout)
-                try:
-                    await stream.write(request)
-                    answer = await stream.read()
-                except grpc.aio.AioRpcError as error:
-                    raise InferenceServerException(
-                        error.details() or "", str(error.code())
-                    ) from None
-                finally:
-                    stream.cancel()
+            stream = self._client._client_stub.ModelStreamInfer(timeout=client_timeout)
+            try:
+                await stream.write(request)
+                answer = await stream.read()
+            except grpc.aio.AioRpcError as error:
+                raise InferenceServerException(error.details() or "", str(error.code())) from None
+            finally:
+                stream.cancel()
             if answer is grpc.aio.EOF:
                 raise InferenceServerException(
                     "the stream ended without a response", "StatusCode.UNAVAILABLE"

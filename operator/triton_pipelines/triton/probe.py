@@ -6,7 +6,6 @@ unloaded, the server stays "ready" (measured, Triton 2.51.0).
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,10 +38,12 @@ from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
+SMALL_RESPONSE_BYTES: Final = 2 * DESCRIPTION_BYTES_MAX
+"""Size limit of responses to most of the probes that run at the same time."""
 # Many pods are probed at the same time, and tenants choose what their models return: they must not
 # choose how much memory the operator uses. The content of a larger response is not checked.
 _BUDGET: Final = ResponseBudget(
-    large=8, large_bytes=RESPONSE_BYTES_MAX, small_bytes=2 * DESCRIPTION_BYTES_MAX
+    large=8, large_bytes=RESPONSE_BYTES_MAX, small_bytes=SMALL_RESPONSE_BYTES
 )
 # Outputs of a config that are checked.
 _OUTPUTS_MAX: Final = 1000
@@ -75,6 +76,10 @@ class ProbeResult:
     """
     used_fallback: bool = False
     """Whether the result is that of :attr:`ProbeRequest.fallback_inputs`."""
+    is_unreachable: bool = False
+    """Whether :attr:`error` is a failure of the connection."""
+    is_unchecked: bool = False
+    """Whether the outputs are too large to be checked."""
 
     @property
     def healthy(self) -> bool:
@@ -148,39 +153,70 @@ async def probe(
         tls: how to connect with TLS; ``None`` for plaintext.
     """
     end = time.monotonic() + deadline_s
-    ready = False
-    models: tuple[ModelIndexEntry, ...] = ()
-    async with contextlib.AsyncExitStack() as stack:
-        limit = stack.enter_context(_BUDGET.share())
+    with _BUDGET.share() as limit:
         tls = await accepted_identity(address, tls)
-        client = await stack.enter_async_context(
-            TritonClient(address, control_key, max_response_bytes=limit, tls=tls)
+        async with TritonClient(address, control_key, max_response_bytes=limit, tls=tls) as client:
+            return await probe_over(PodConnection(client), ensemble, request, end)
+
+
+@dataclass(slots=True)
+class PodConnection:
+    """A connection to a pod, and what was read over it."""
+
+    client: TritonClient
+    config: ModelConfig | None = None
+    """What a probe needs of the config of the ensemble; ``None`` before it is read."""
+
+
+async def probe_over(
+    connection: PodConnection, ensemble: str, request: ProbeRequest | None, end: float
+) -> ProbeResult:
+    """Probe one pod over an open connection.
+
+    Args:
+        connection: the connection; its config is read if necessary.
+        ensemble: as in :func:`probe`.
+        request: as in :func:`probe`.
+        end: time of the deadline, monotonic.
+    """
+    client, ready = connection.client, False
+    models: tuple[ModelIndexEntry, ...] = ()
+    try:
+        ready = await client.model_ready(ensemble, end - time.monotonic())
+        models = tuple(await client.repository_index(end - time.monotonic()))
+    except TritonError as error:
+        return ProbeResult(
+            ready,
+            models,
+            error=str(error),
+            is_unreachable=isinstance(error, UnreachableError),
         )
-        try:
-            ready = await client.model_ready(ensemble, end - time.monotonic())
-            models = tuple(await client.repository_index(end - time.monotonic()))
-        except TritonError as error:
-            return ProbeResult(ready, models, error=str(error))
-        state = ProbeResult(ready, models)
-        if request is None:
-            return state
-        if not ready:
-            return replace(state, inference_error=f"'{ensemble}' is not ready")
-        return await _probe_inference(client, ensemble, request, end, state)
+    state = ProbeResult(ready, models)
+    if request is None:
+        return state
+    if not ready:
+        return replace(state, inference_error=f"'{ensemble}' is not ready")
+    return await _probe_inference(connection, ensemble, request, end, state)
 
 
 async def _probe_inference(
-    client: TritonClient, ensemble: str, request: ProbeRequest, end: float, state: ProbeResult
+    connection: PodConnection,
+    ensemble: str,
+    request: ProbeRequest,
+    end: float,
+    state: ProbeResult,
 ) -> ProbeResult:
     """Run the test inference and add its result to ``state``; ``end`` is monotonic."""
-    begin = time.monotonic()
+    client, begin = connection.client, time.monotonic()
     try:
-        config = _declared(await client.model_config(ensemble, end - begin))
-        begin = time.monotonic()
-        fault, used_fallback = await _find_fault(client, ensemble, config, request, end)
+        if connection.config is None:
+            connection.config = _declared(await client.model_config(ensemble, end - begin))
+            begin = time.monotonic()
+        fault, used_fallback = await _find_fault(client, ensemble, connection.config, request, end)
     except TooLargeError:
         # The response came, so every step works; only its content is not checked.
-        return replace(state, inference_ok=True, latency_s=time.monotonic() - begin)
+        took = time.monotonic() - begin
+        return replace(state, inference_ok=True, latency_s=took, is_unchecked=True)
     except (DeadlineError, OverloadedError) as error:
         if request.sequence_id:
             # Sequences of clients may occupy every slot while they last. A dead process would have
@@ -190,7 +226,7 @@ async def _probe_inference(
         return replace(state, error=str(error))
     except UnreachableError as error:
         # Neither does a broken connection; the status of the pod shows a server that exits.
-        return replace(state, error=str(error))
+        return replace(state, error=str(error), is_unreachable=True)
     except TritonError as error:
         return replace(
             state,

@@ -10,12 +10,14 @@ import copy
 import datetime
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
+from triton_pipelines.api.names import LABEL_PIPELINE
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import PAGE_SIZE, Client, ClientOptions, Object
 from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra
@@ -486,6 +488,42 @@ async def test_a_list_longer_than_a_page(client: Client) -> None:
         await relist(client, store, CONFIG_MAPS, label_selector="test=pages") == set()
     )  # of no pipeline
     assert store.count(CONFIG_MAPS) == 501
+
+
+async def test_a_list_of_metadata_reads_only_the_objects_that_differ(
+    proxy: FaultProxy, client: Client, tmp_path: Path
+) -> None:
+    names = ("kept", "changed", "deleted")
+    for name in names:
+        obj: Object = config_map(name, key="before")
+        obj["metadata"]["labels"] = {"test": "metadata", LABEL_PIPELINE: name}
+        await client.apply(obj)
+    store, selector = Store(), "test=metadata"
+    await relist(client, store, CONFIG_MAPS, label_selector=selector)
+    changed = config_map("changed", key="after")
+    changed["metadata"]["labels"] = {"test": "metadata", LABEL_PIPELINE: "changed"}
+    await client.apply(changed)
+    await client.delete(CONFIG_MAPS, NAMESPACE, "deleted")
+
+    async with through(proxy, tmp_path) as proxied:
+        listing = await proxied.list(
+            CONFIG_MAPS, NAMESPACE, label_selector=selector, metadata_only=True
+        )
+        assert {item["metadata"]["name"] for item in listing.items} == {"kept", "changed"}
+        assert all(item.keys() == {"apiVersion", "kind", "metadata"} for item in listing.items)
+        missed = await relist(
+            proxied, store, CONFIG_MAPS, label_selector=selector, metadata_only=True
+        )
+
+    assert missed == {(NAMESPACE, "changed"), (NAMESPACE, "deleted")}
+    found = {name: store.get(CONFIG_MAPS, NAMESPACE, name) for name in names}
+    assert {name: obj and obj["data"]["key"] for name, obj in found.items()} == {
+        "kept": "before",
+        "changed": "after",
+        "deleted": None,
+    }
+    assert proxy.count("GET", "configmaps/changed") == 1
+    assert proxy.count("GET", "configmaps/kept") == 0
 
 
 async def test_an_event_is_taken_by_the_server(client: Client) -> None:

@@ -15,8 +15,10 @@ from tests.support.messages import Messages
 from tests.support.operators import eventually
 from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
+from triton_pipelines.autoscaling.decide import decide as control_decide
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
 from triton_pipelines.autoscaling.types import Verdict
+from triton_pipelines.controllers.autoscaler import controller
 from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
@@ -249,6 +251,50 @@ async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
         loop.flow(20.0, service=0.010)
         await loop.tick(2.0)
     assert [made.status for made in loop.plans if made.status is not None]
+
+
+async def test_a_decision_waits_for_a_new_sample_at_most_one_scrape_interval(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions: list[object] = []
+
+    def decide(*arguments: Any) -> Any:
+        decisions.append(arguments[2])
+        return control_decide(*arguments)
+
+    monkeypatch.setattr(controller, "decide", decide)
+
+    async def decided(seconds: float) -> int:
+        before = len(decisions)
+        await loop.tick(seconds)
+        return len(decisions) - before
+
+    def use(sample: object) -> None:
+        loop.collector.says = lambda _: sample
+
+    loop.flow(50.0, service=0.010)
+    for _ in range(3):
+        await loop.tick()
+    use(decisions[-1])
+    assert await decided(2.0) == 0
+    assert await decided(2.0) == 0
+    # Without a new sample, after the interval of 5 s.
+    assert await decided(2.0) == 1
+    assert await decided(2.0) == 0
+    # At once for a new sample, another count, and during an outage of metrics.
+    loop.flow(50.0, service=0.010)
+    assert await decided(2.0) == 1
+    use(decisions[-1])
+    assert await decided(1.0) == 0
+    loop.tritons.counts = dict.fromkeys(loop.tritons.counts, 3)
+    for state in loop.scaler._states.values():
+        state.pod_counts.clear()
+    assert await decided(1.0) == 1
+    await loop.settle()
+    failure = MetricsFailure(MetricsProblem.MISSING, "no samples")
+    use(failure)
+    for _ in range(3):
+        assert await decided(1.0) == 1
 
 
 # --- modes and states -----------------------------------------------------------------------------

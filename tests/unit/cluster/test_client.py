@@ -19,6 +19,7 @@ from triton_pipelines.cluster.errors import (
     Gone,
     Invalid,
     NotFound,
+    ResponseTooLarge,
     TooMany,
     Unauthorized,
     Unavailable,
@@ -196,6 +197,35 @@ async def test_a_list_whose_token_ran_out_starts_again_once(script: Script, clie
     script.answers = [status(410, "Expired"), status(410, "Expired")]
     with pytest.raises(Gone):
         await client.list(CONFIG_MAPS)
+
+
+async def test_a_response_above_the_limit_is_refused_with_the_limit(script: Script) -> None:
+    large = {"data": {"key": "x" * 2 * 1024**2}}
+    script.answers = [(200, large), (200, {})]
+    async with script.client(max_response_bytes=1024**2) as client:
+        with pytest.raises(ResponseTooLarge, match=r"configmaps/a: .* limit of 1 MiB"):
+            await client.get(CONFIG_MAPS, "n", "a")
+        # It is not repeated, and the client still works.
+        assert await client.get(CONFIG_MAPS, "n", "a") == {}
+    assert script.observed[0] == ("get", "configmaps", "ResponseTooLarge")
+    assert len(script.seen) == 2
+
+
+async def test_pages_that_are_too_large_are_read_in_parts(script: Script) -> None:
+    def page(name: str, token: str, size: int = 0) -> Answer:
+        metadata = {"name": name, "annotations": {"a": "x" * size}}
+        return 200, {"metadata": {"continue": token}, "items": [{"metadata": metadata}]}
+
+    script.answers = [page("a", "t"), page("b", "", 10_000), page("b", "u"), page("c", "")]
+    async with script.client(max_response_bytes=5_000) as client:
+        listing = await client.list(CONFIG_MAPS)
+        assert [item["metadata"]["name"] for item in listing.items] == ["a", "b", "c"]
+        queries = [(seen[2]["limit"], seen[2].get("continue")) for seen in script.seen]
+        assert queries == [("25", None), ("25", "t"), ("2", "t"), ("2", "u")]
+        # A single object cannot be divided.
+        script.answers = [page("a", "", 10_000)] * 3
+        with pytest.raises(ResponseTooLarge):
+            await client.list(CONFIG_MAPS)
 
 
 async def test_delete_sends_preconditions_and_takes_absence_for_done(

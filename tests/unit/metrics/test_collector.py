@@ -20,6 +20,7 @@ from tests.support.loopback import listening
 from tests.support.messages import Messages
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
+from triton_pipelines.autoscaling.metrics import collector as module
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
 from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
@@ -569,3 +570,62 @@ def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[Qu
 
 def test_an_unknown_connection_is_said_with_the_known_ones(messages: Messages) -> None:
     messages.check(unknown_connection("x", ["b", "a"]).message)
+
+
+def many(number: int) -> dict[tuple[str, str], ExpectedPods]:
+    return {
+        ("default", f"p{index}"): ExpectedPods("default", {f"pod-{index}": ""}, MODELS, 60.0)
+        for index in range(number)
+    }
+
+
+@pytest.mark.parametrize(
+    ("pods", "scrapes_apart", "collections"),
+    # Of eleven calls, 2 s apart: all of them, every second, and one per scrape interval.
+    [(10, 10, 11), (20, 10, 6), (100, 10, 3), (100, 5, 6)],
+)
+async def test_many_pods_are_collected_less_often_but_once_per_scrape_interval(
+    stand: Stand,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    pods: int,
+    scrapes_apart: int,
+    collections: int,
+) -> None:
+    monkeypatch.setattr(module, "_PODS_PER_SECOND", 5.0)
+    wanted = many(pods)
+    names = [f"pod-{index}" for index in range(pods)]
+    for at in range(1000 - 2 * scrapes_apart, 1001, scrapes_apart):
+        stand.scrape(float(at), float(at), *names)
+    async with collector(url, stand) as made:
+        for _ in range(11):
+            found = await made.collect(wanted)
+            assert all(isinstance(one, PipelineSample) for one in found.values())
+            stand.now += 2.0
+            if stand.now % scrapes_apart < 2.0:
+                stand.scrape(stand.now - stand.now % scrapes_apart, stand.now, *names)
+    assert stand.queries.count("time()") == collections
+
+
+async def test_samples_between_two_collections_are_those_of_the_last(
+    stand: Stand, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PODS_PER_SECOND", 5.0)
+    wanted = many(50)
+    names = [f"pod-{index}" for index in range(51)]
+    for at in (990.0, 1000.0):
+        stand.scrape(at, at, *names)
+    async with collector(url, stand) as made:
+        first = await made.collect(wanted)
+        stand.now += 2.0
+        again = await made.collect(wanted)
+        assert all(again[key] is first[key] for key in wanted)
+        # Another pod is collected at once, and so is everything after an error.
+        more = await made.collect(many(51))
+        assert isinstance(more["default", "p50"], PipelineSample)
+        stand.before = lambda request, query: Response(500, {}, b"")
+        stand.now += 10.0
+        assert isinstance((await made.collect(many(51)))["default", "p0"], MetricsFailure)
+        stand.before = lambda request, query: None
+        stand.now += 2.0
+        assert isinstance((await made.collect(many(51)))["default", "p0"], PipelineSample)

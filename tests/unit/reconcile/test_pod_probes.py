@@ -127,3 +127,27 @@ async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> 
     ready = next(item for item in client.statuses[-1]["conditions"] if item["type"] == "Ready")
     assert ready["reason"] == "SourceUnavailable"
     assert asked == [("sentiment", ["TEXT"])]
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["pod", "pipeline"])
+async def test_the_connection_to_a_pod_that_is_gone_is_closed(is_deleted: bool) -> None:
+    store, closed = Store(), list[str]()
+
+    async def look(target: ProbeTarget, now: dt.datetime) -> Probe:
+        return Probe(now, ensemble_ready=True, inference_error="")
+
+    document = stored()
+    client = TakingClient(document)
+    store.put(INFERENCE_PIPELINES, document)
+    reconciler = reconciler_of(client, store, prober=look)
+    reconciler._probes.release = closed.append
+    await reconciler.reconcile(KEY)
+    store.put(PODS, client.pod)
+    await reconciler.reconcile(KEY)
+    assert closed == []
+    if is_deleted:
+        store.remove(INFERENCE_PIPELINES, *KEY)
+    else:
+        store.remove(PODS, KEY[0], client.pod["metadata"]["name"])
+    await reconciler.reconcile(KEY)
+    assert closed == [client.pod["metadata"]["uid"]]

@@ -40,6 +40,7 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     PodTarget,
 )
 from triton_pipelines.controllers.autoscaler.count_changer import CountChanger
+from triton_pipelines.controllers.autoscaler.decision_inputs import DecisionInputs
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
     ReportedStatus,
@@ -102,6 +103,8 @@ class Autoscaler:
         default_factory=partial(asyncio.Semaphore, COUNTS_AT_ONCE)
     )
     _states: dict[Key, PipelineScalingState] = field(default_factory=dict)
+    _decided: dict[Key, DecisionInputs] = field(default_factory=dict)
+    """Inputs of the last decisions."""
     _failures: FailureLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,8 +145,12 @@ class Autoscaler:
             sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
             if not any(self.collectors):
                 sample = pipeline_state.with_missing_connection(state.pipeline, sample)
+            inputs = DecisionInputs.of(key, state, sample, self.store, self.handover, now)
+            if not state.is_changing and inputs.repeat(self._decided.get(key)):
+                continue
             try:
                 self._reconcile(key, state, sample)
+                self._decided[key] = inputs
             except Exception as error:
                 await self._failures.report(key, "Decide", error)
 
@@ -224,6 +231,7 @@ class Autoscaler:
             if self._failures.forget(key):
                 self.metrics.forget(key)
             state = self._states.pop(key, None)
+            self._decided.pop(key, None)
             self.handover.scaling.pop(key, None)
             if state is not None:
                 self._clear(key, state)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import structlog
@@ -25,6 +27,8 @@ from .actions import Resize
 from .owner_references import FormerChild, NameTaken, check_owner
 from .snapshot import Object
 
+# Kinds of objects that no other object of a pipeline needs to exist before or after.
+_UNORDERED_KINDS: Final = frozenset({"Service", "NetworkPolicy", "PodDisruptionBudget"})
 # Errors by which the API server rejects an object for good.
 REJECTIONS: Final = (Forbidden, Invalid, NameTaken, FormerChild)
 
@@ -68,6 +72,25 @@ class ChildWriter:
                 self.store.put(resource, applied, since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
 
+    async def apply_all(self, items: Sequence[Object], uid: str) -> None:
+        """Apply objects in their order; those that nothing orders at the same time.
+
+        If one of these fails, the others are applied nevertheless, and nothing after them.
+
+        Args:
+            items: The objects.
+            uid: UID of the pipeline.
+        """
+        for is_unordered, group in groupby(items, lambda item: item["kind"] in _UNORDERED_KINDS):
+            if is_unordered:
+                applied = (self.apply(item, uid) for item in group)
+                results = await asyncio.gather(*applied, return_exceptions=True)
+                if error := next((one for one in results if one is not None), None):
+                    raise error
+            else:
+                for item in group:
+                    await self.apply(item, uid)
+
     async def apply_optional(self, items: Sequence[Object], uid: str) -> str:
         """Apply objects without which the pipeline works.
 
@@ -79,8 +102,7 @@ class ChildWriter:
             Why one of them was rejected; empty if none was.
         """
         try:
-            for item in items:
-                await self.apply(item, uid)
+            await self.apply_all(items, uid)
         except NamespaceTerminating:
             raise
         except REJECTIONS as error:

@@ -66,6 +66,10 @@ def _enqueue_nothing(_: Key) -> None:
     """Default for reconcilers without a queue, whose probers answer at once."""
 
 
+def _keep_nothing(_: str) -> None:
+    """Default for probers that keep no connections."""
+
+
 @dataclass(slots=True)
 class PodProbes:
     """Probe results of all pipelines; one instance per process."""
@@ -78,6 +82,8 @@ class PodProbes:
     """Returns the current time in UTC."""
     enqueue: Callable[[Key], None] = _enqueue_nothing
     """Makes a pipeline due."""
+    release: Callable[[str], None] = _keep_nothing
+    """Closes the prober's connection to a pod that is gone, by its uid."""
     _results: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     """Last results by pod uid."""
     _running: dict[Key, dict[str, asyncio.Task[Probe]]] = field(default_factory=dict)
@@ -92,10 +98,12 @@ class PodProbes:
 
     def forget(self, key: Key) -> None:
         """Drop the results of a deleted pipeline."""
-        self._results.pop(key, None)
         self._hangs.pop(key, None)
-        for task in self._running.pop(key, {}).values():
+        known, tasks = self._results.pop(key, {}), self._running.pop(key, {})
+        for task in tasks.values():
             task.cancel()
+        for uid in known.keys() | tasks.keys():
+            self.release(uid)
 
     async def refresh(
         self,
@@ -159,10 +167,11 @@ class PodProbes:
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
         known, hangs = self._results.setdefault(key, {}), self._hangs.setdefault(key, {})
         tasks = self._running.get(key, {})
-        for uid in known.keys() - running.keys():
-            del known[uid]
-        for uid in tasks.keys() - running.keys():
-            tasks.pop(uid).cancel()
+        for uid in (known.keys() | tasks.keys()) - running.keys():
+            known.pop(uid, None)
+            if (task := tasks.pop(uid, None)) is not None:
+                task.cancel()
+            self.release(uid)
         for uid, hang in list(hangs.items()):
             if uid not in running or running[uid].ready != hang.ready:
                 del hangs[uid]

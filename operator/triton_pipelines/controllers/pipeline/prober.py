@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.errors import REASON_CHARACTERS_MAX
-from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
+from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, ProbeResult, probe
+from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnections
 
 # Ids of our own sequences: the upper half of what every integer type of the control tensor holds,
 # which clients that count up do not reach.
@@ -23,21 +25,44 @@ MODELS_MAX = 100
 
 
 async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
-    """Probe one pod within ``deadline_s`` seconds.
+    """Probe one pod over a connection of its own, within ``deadline_s`` seconds.
 
     The probe reads the readiness of the ensemble and the states of all models. If there is an
     example request, it also runs a test inference.
     """
-    host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
-    request = probe_request(target.example) if target.example is not None else None
-    result = await probe(
-        f"{host}:{PORT_GRPC}",
-        target.graph.model_name,
-        target.control_key,
-        request,
-        deadline_s,
-        target.tls,
+    end, request = _endpoint(target), _request(target)
+    return _translate(
+        target,
+        now,
+        await probe(end.address, end.ensemble, end.control_key, request, deadline_s, end.tls),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PodProber:
+    """Probes pods as :func:`probe_pod` does, over connections that are kept."""
+
+    connections: ProbeConnections = field(default_factory=ProbeConnections)
+
+    async def probe_pod(self, target: ProbeTarget, now: dt.datetime) -> Probe:
+        """Probe one pod."""
+        found = await self.connections.probe(target.pod.uid, _endpoint(target), _request(target))
+        return _translate(target, now, found)
+
+
+def _endpoint(target: ProbeTarget) -> PodEndpoint:
+    host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
+    return PodEndpoint(
+        f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, target.tls
+    )
+
+
+def _request(target: ProbeTarget) -> ProbeRequest | None:
+    return probe_request(target.example) if target.example is not None else None
+
+
+def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Probe:
+    """Return the result of a probe in the reconciler's terms."""
     # Drop models outside the pipeline: a pod may report any number of them.
     graph = target.graph
     expected = {graph.model_name, *graph.load, *(step.model_name for step in graph.steps)}

@@ -105,6 +105,8 @@ class Reconciler:
     max_concurrent_rollouts: int = 5
     enqueue: Callable[[Key], None] = lambda _: None
     """Makes a pipeline due when probes that took long have ended."""
+    release: Callable[[str], None] = lambda _: None
+    """Closes the prober's connection to a pod, by uid."""
     resolver: Resolver = field(init=False)
     _compiler: BackgroundCompiler = field(init=False)
     _pods: PodObserver = field(init=False)
@@ -126,7 +128,7 @@ class Reconciler:
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
         self._tls = TlsSecrets(self.client)
-        self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue)
+        self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue, self.release)
         self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
@@ -322,11 +324,9 @@ class Reconciler:
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid, writer = snapshot.pipeline["metadata"].get("uid", ""), self._writer(key, decided)
-        for item in decided.apply[: decided.apply_before_clear]:
-            await writer.apply(item, uid)
+        await writer.apply_all(decided.apply[: decided.apply_before_clear], uid)
         await self._clear(key, decided)
-        for item in decided.apply[decided.apply_before_clear :]:
-            await writer.apply(item, uid)
+        await writer.apply_all(decided.apply[decided.apply_before_clear :], uid)
         for deletion in decided.delete:
             await self._delete(key, deletion, writer)
         if decided.resize is not None:
@@ -395,5 +395,5 @@ class Reconciler:
         if resource == PODS:
             # Deletion takes time; until the watch reports it, the object must not be deleted again.
             self._pods.mark_deleted(key, deletion.uid)
-            return
-        self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
+        else:
+            self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -70,8 +71,7 @@ class StatusWriter:
         except Invalid as error:
             raise StatusRejected(await self._report_rejection(snapshot, error)) from error
         self._rejected.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
-        for event in events:
-            await self.post(snapshot.pipeline, event)
+        await asyncio.gather(*(self.post(snapshot.pipeline, event) for event in events))
 
     async def _put(self, pipeline: Object, status: Mapping[str, Any]) -> None:
         metadata = pipeline["metadata"]

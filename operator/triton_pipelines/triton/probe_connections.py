@@ -1,0 +1,157 @@
+"""Keep a connection to each probed pod, so that its next probe opens none and reads no config."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.probe import (
+    DEADLINE_S,
+    SMALL_RESPONSE_BYTES,
+    PodConnection,
+    ProbeRequest,
+    ProbeResult,
+    probe,
+    probe_over,
+)
+from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
+
+CONNECTIONS_MAX: Final = 2000
+"""Maximum number of kept connections, 50 KiB each. Probes of further pods open their own."""
+# A larger config is read for each probe. Pods choose its size.
+_CONFIG_BYTES_MAX: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PodEndpoint:
+    """What a connection depends on; if any of it changes, another one is opened."""
+
+    address: str
+    """``host:port`` of the pod's gRPC API."""
+    ensemble: str
+    """The pipeline's ensemble, or the entry model of a pipeline without one."""
+    control_key: str | None = field(default=None, repr=False)
+    """The pod's control key, for the repository index."""
+    tls: TlsIdentity | None = None
+    """How to connect with TLS; ``None`` for plaintext."""
+
+
+@dataclass(slots=True)
+class ProbeConnections:
+    """Probes pods over connections that are kept; one instance per process."""
+
+    maximum: int = CONNECTIONS_MAX
+    """Maximum number of kept connections."""
+    _kept: dict[str, tuple[PodEndpoint, PodConnection]] = field(default_factory=dict)
+    """By pod uid, while no probe uses them."""
+    _large: set[str] = field(default_factory=set)
+    """Uids of pods whose outputs exceed the limit of a kept connection."""
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def probe(
+        self,
+        pod: str,
+        endpoint: PodEndpoint,
+        request: ProbeRequest | None,
+        deadline_s: float = DEADLINE_S,
+    ) -> ProbeResult:
+        """Probe a pod as :func:`.probe.probe` does.
+
+        A connection that failed since its last use is replaced within the same probe.
+
+        Args:
+            pod: the pod's uid.
+            endpoint: the pod's address and credentials.
+            request: request of the test inference; ``None`` probes readiness and states only.
+            deadline_s: seconds for the whole probe.
+        """
+        end = time.monotonic() + deadline_s
+        connection = self._take(pod, endpoint)
+        if connection is not None:
+            result = await self._probe_over(pod, endpoint, connection, request, end)
+            if not result.is_unreachable and not result.is_unchecked:
+                return result
+        elif pod not in self._large and len(self._kept) < self.maximum:
+            result = await self._probe_over(pod, endpoint, await _connect(endpoint), request, end)
+            if not result.is_unchecked:
+                return result
+        return await probe(
+            endpoint.address,
+            endpoint.ensemble,
+            endpoint.control_key,
+            request,
+            end - time.monotonic(),
+            endpoint.tls,
+        )
+
+    def close(self, pod: str) -> None:
+        """Close the connection to a pod that is gone.
+
+        Args:
+            pod: the pod's uid.
+        """
+        self._large.discard(pod)
+        if (kept := self._kept.pop(pod, None)) is not None:
+            self._close(kept[1])
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _take(self, pod: str, endpoint: PodEndpoint) -> PodConnection | None:
+        """Return the connection to a pod, unless it leads to another endpoint."""
+        kept = self._kept.pop(pod, None)
+        if kept is None:
+            return None
+        if kept[0] == endpoint:
+            return kept[1]
+        self._close(kept[1])
+        return None
+
+    async def _probe_over(
+        self,
+        pod: str,
+        endpoint: PodEndpoint,
+        connection: PodConnection,
+        request: ProbeRequest | None,
+        end: float,
+    ) -> ProbeResult:
+        """Probe over a connection; keep it unless the probe failed or was canceled."""
+        is_kept = False
+        try:
+            result = await probe_over(connection, endpoint.ensemble, request, end)
+            if result.is_unchecked:
+                self._large.add(pod)
+            is_kept = not result.error and not result.is_unchecked
+        finally:
+            if is_kept:
+                self._keep(pod, endpoint, connection, is_correct=not result.inference_error)
+            else:
+                self._close(connection)
+        return result
+
+    def _keep(
+        self, pod: str, endpoint: PodEndpoint, connection: PodConnection, *, is_correct: bool
+    ) -> None:
+        config = connection.config
+        if config is not None and not (is_correct and config.ByteSize() <= _CONFIG_BYTES_MAX):
+            connection.config = None  # Outputs that seem wrong are checked against what it is now.
+        self._kept[pod] = endpoint, connection
+
+    def _close(self, connection: PodConnection) -> None:
+        task = asyncio.create_task(connection.client.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _connect(endpoint: PodEndpoint) -> PodConnection:
+    tls = await accepted_identity(endpoint.address, endpoint.tls)
+    client = TritonClient(
+        endpoint.address,
+        endpoint.control_key,
+        max_response_bytes=SMALL_RESPONSE_BYTES,
+        tls=tls,
+    )
+    return PodConnection(client)

@@ -1,0 +1,87 @@
+"""Sharing keeps the content of cached objects and stores equal parts once."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_pipelines.cluster import shared_values
+from triton_pipelines.cluster.resources import CONFIG_MAPS, PODS
+from triton_pipelines.cluster.shared_values import SharedValues
+from triton_pipelines.cluster.store import Store
+
+FIELDS = st.recursive(
+    st.just({}), lambda inner: st.dictionaries(st.sampled_from("abc."), inner, max_size=3)
+)
+TEXTS = st.sampled_from(["", "short", "x" * 2000, "y" * 2000, "ß" * 2000])
+
+
+def revision(name: str, text: str = "x" * 2000, owner: str = "") -> dict[str, Any]:
+    fields = {"f:data": {"f:model.py": {}, ".": {}}, "f:metadata": {"f:name": {}, owner: {}}}
+    return {
+        "metadata": {
+            "name": name,
+            "resourceVersion": "1",
+            "managedFields": [{"manager": "m", "fieldsV1": fields}],
+        },
+        "data": {"model.py": text},
+    }
+
+
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(st.sampled_from("kl"), TEXTS), st.lists(FIELDS, max_size=2)),
+        max_size=6,
+    )
+)
+def test_sharing_changes_no_content(contents: list[tuple[Any, list[Any]]]) -> None:
+    shared = SharedValues()
+    objects = [
+        {"metadata": {"managedFields": [{"fieldsV1": one} for one in fields]}, "data": data}
+        for data, fields in copy.deepcopy(contents)
+    ]
+    before = copy.deepcopy(objects)
+    for obj in objects:
+        shared.share(obj)
+    assert objects == before
+
+
+def test_equal_files_and_fields_of_cached_objects_are_stored_once() -> None:
+    store = Store()
+    for name in ("a", "b"):
+        # As decoded from two responses: equal, and not the same.
+        store.put(CONFIG_MAPS, json.loads(json.dumps(revision(name))))
+    store.put(CONFIG_MAPS, revision("c", "y" * 2000, owner="k:other"))
+    a, b, c = (store.get(CONFIG_MAPS, "", name) for name in "abc")
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert a["data"]["model.py"] is b["data"]["model.py"]
+    of_a, of_b, of_c = (one["metadata"]["managedFields"][0]["fieldsV1"] for one in (a, b, c))
+    assert of_a is of_b
+    # Only what differs is separate.
+    assert of_c is not of_a
+    assert of_c["f:data"] is of_a["f:data"]
+
+
+def test_the_number_of_shared_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "_TEXTS_MAX", 3)
+    monkeypatch.setattr(shared_values, "_FIELDS_MAX", 10)
+    shared = SharedValues()
+    for number in range(50):
+        obj = revision("a", f"{number}" * 2000, owner=f"k:{number}")
+        shared.share(obj)
+        assert obj == revision("a", f"{number}" * 2000, owner=f"k:{number}")
+    assert len(shared._texts) <= 3
+    assert len(shared._fields) <= 20
+
+
+def test_pods_have_no_managed_fields_to_share() -> None:
+    store, pod = Store(), revision("a")
+    store.put(PODS, pod)
+    assert "managedFields" not in pod["metadata"]

@@ -1,0 +1,224 @@
+"""Probes over connections that are kept, against gRPC servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from tests.support.certificates import HOST, Authority
+from triton_pipelines.triton import probe_connections
+from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES, ProbeRequest
+from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnections
+from triton_pipelines.triton.tls import TlsIdentity
+
+SERVICE = "/inference.GRPCInferenceService/"
+REQUEST = ProbeRequest({"X": np.zeros((1, 1), np.float32)})
+AUTHORITY = Authority(dt.datetime.now(dt.UTC))
+FORMER, RENEWED = AUTHORITY.secret("former.nlp.svc"), AUTHORITY.secret(HOST)
+
+
+class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A model with one output of a number of columns; counts calls and the clients' ports."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.peers: set[str] = set()
+        self.columns = self.declared = 1
+        self.hangs = False
+        self.is_hanging = asyncio.Event()
+
+    def service(self, details: Any) -> Any:
+        method = details.method.removeprefix(SERVICE)
+
+        async def once(request: bytes, context: Any) -> bytes:
+            self.calls[method] += 1
+            self.peers.add(context.peer())
+            if self.hangs:
+                self.is_hanging.set()
+                await asyncio.Event().wait()
+            return bytes(self._answer(method).SerializeToString())
+
+        return grpc.unary_unary_rpc_method_handler(once)
+
+    def _answer(self, method: str) -> Any:
+        if method == "ModelReady":
+            return service_pb2.ModelReadyResponse(ready=True)
+        if method == "RepositoryIndex":
+            return service_pb2.RepositoryIndexResponse()
+        if method == "ModelConfig":
+            config = model_config_pb2.ModelConfig(name="m", max_batch_size=1)
+            config.output.add(name="Y", data_type=model_config_pb2.TYPE_FP32, dims=[self.declared])
+            return service_pb2.ModelConfigResponse(config=config)
+        data = np.ones((1, self.columns), np.float32).tobytes()
+        answer = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=[data])
+        answer.outputs.add(name="Y", datatype="FP32", shape=[1, self.columns])
+        return answer
+
+
+@asynccontextmanager
+async def listening(
+    pod: FakePod, port: int = 0, certificate: dict[str, bytes] | None = None
+) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=[("grpc.max_send_message_length", 2**31 - 1)])
+    server.add_generic_rpc_handlers((pod,))
+    address = f"127.0.0.1:{port}"
+    if certificate is None:
+        bound = server.add_insecure_port(address)
+    else:
+        pair = certificate["tls.key"], certificate["tls.crt"]
+        bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)
+
+
+def endpoint(port: int, tls: TlsIdentity | None = None) -> PodEndpoint:
+    return PodEndpoint(f"127.0.0.1:{port}", "m", "key", tls)
+
+
+@pytest.fixture
+def connections() -> Iterator[ProbeConnections]:
+    return ProbeConnections()
+
+
+async def closed(connections: ProbeConnections) -> None:
+    await asyncio.gather(*connections._closing)
+
+
+async def test_probes_share_a_connection_and_the_config(connections: ProbeConnections) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        for _ in range(3):
+            assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+    assert len(pod.peers) == 1
+    assert pod.calls["ModelInfer"] == 3
+    assert pod.calls["ModelConfig"] == 1
+
+
+async def test_a_pod_that_is_gone_keeps_no_connection(connections: ProbeConnections) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        await connections.probe("uid", endpoint(port), REQUEST)
+        assert len(connections) == 1
+        connections.close("uid")
+        assert len(connections) == 0
+        await closed(connections)
+        await connections.probe("uid", endpoint(port), REQUEST)
+    assert len(pod.peers) == 2
+
+
+async def test_a_restarted_pod_at_the_same_address_is_probed_at_once(
+    connections: ProbeConnections,
+) -> None:
+    former, restarted = FakePod(), FakePod()
+    async with listening(former) as port:
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+    assert (await connections.probe("uid", endpoint(port), REQUEST)).is_unreachable
+    assert len(connections) == 0
+    async with listening(former, port):
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+    async with listening(restarted, port):
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+    assert restarted.calls["ModelInfer"] == 1
+
+
+async def test_a_rotated_certificate_is_accepted_in_the_same_probe(
+    connections: ProbeConnections,
+) -> None:
+    """The pod restarts before its annotation names the new certificate."""
+    roots = FORMER["tls.crt"] + RENEWED["tls.crt"]
+    renewed = TlsIdentity(roots, HOST)
+    tls = TlsIdentity(roots, "former.nlp.svc", alternatives=(renewed,))
+    async with listening(FakePod(), certificate=FORMER) as port:
+        assert (await connections.probe("uid", endpoint(port, tls), REQUEST)).healthy
+    pod = FakePod()
+    async with listening(pod, port, RENEWED):
+        assert (await connections.probe("uid", endpoint(port, tls), REQUEST)).healthy
+        # Another identity needs another connection, even while the former one works.
+        assert (await connections.probe("uid", endpoint(port, renewed), REQUEST)).healthy
+        stranger = TlsIdentity(Authority(dt.datetime.now(dt.UTC)).certificate, HOST)
+        assert (await connections.probe("uid", endpoint(port, stranger), REQUEST)).error
+    assert pod.calls["ModelInfer"] == 2
+
+
+async def test_a_pod_that_hangs_keeps_no_connection(connections: ProbeConnections) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.hangs = True
+        assert (await connections.probe("uid", endpoint(port), REQUEST, 0.2)).error
+        assert len(connections) == 0
+        pod.hangs = False
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+
+
+async def test_a_canceled_probe_keeps_no_connection(connections: ProbeConnections) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.hangs = True
+        probe = asyncio.create_task(connections.probe("uid", endpoint(port), REQUEST))
+        await pod.is_hanging.wait()
+        probe.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await probe
+        assert len(connections) == 0
+        await closed(connections)
+
+
+async def test_outputs_that_seem_wrong_are_checked_against_the_present_config(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.columns = pod.declared = 2
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).mismatch
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+
+
+async def test_large_outputs_are_checked_over_a_connection_of_their_own(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    pod.declared = 1
+    pod.columns = SMALL_RESPONSE_BYTES // 4 + 1
+    async with listening(pod) as port:
+        for inferences in (2, 3):  # once more for the first probe, which finds out
+            found = await connections.probe("uid", endpoint(port), REQUEST)
+            assert found.mismatch
+            assert pod.calls["ModelInfer"] == inferences
+        assert len(connections) == 0
+
+
+async def test_no_more_connections_are_kept_than_allowed() -> None:
+    connections, pod = ProbeConnections(maximum=2), FakePod()
+    async with listening(pod) as port:
+        for _ in range(2):
+            for uid in ("a", "b", "c"):
+                assert (await connections.probe(uid, endpoint(port), REQUEST)).healthy
+        assert len(connections) == 2
+    assert len(pod.peers) == 4
+
+
+async def test_a_large_config_is_not_kept(
+    connections: ProbeConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_connections, "_CONFIG_BYTES_MAX", 8)
+    pod = FakePod()
+    async with listening(pod) as port:
+        for _ in range(2):
+            await connections.probe("uid", endpoint(port), REQUEST)
+    assert pod.calls["ModelConfig"] == 2
