@@ -319,6 +319,7 @@ class Cluster:
                 )
                 supervisor.add("kube-scheduler", control.scheduler_command(control_spec))
                 supervisor.add("kube-proxy", node.kube_proxy_command(spec))
+                supervisor.add("policy-agent", node.policy_agent_command(spec))
                 api.wait_for(
                     "containerd",
                     self._containerd_ready,
