@@ -46,7 +46,7 @@ async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = D
         failure
         and target.example is not None
         and target.example.made_up
-        and not result.dead_process
+        and not (result.dead_process or result.shared_memory_full)
     ):
         failure += example_note(1 if result.used_fallback else target.example.repeat)
     return Probe(
@@ -62,6 +62,8 @@ async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = D
         mismatch=(failure or "") if result.mismatch else "",
         error=result.error or "",
         dead=(now,) if result.dead_process else (),
+        completed=result.completed,
+        shared_memory_full=result.shared_memory_full,
     )
 
 
