@@ -101,6 +101,8 @@ HOST = "tiny.e2e.svc"
 CAUSE_SECONDS = 5.0
 """For a request that causes a fault and may never get a response."""
 REPLACED_SECONDS = 180.0
+START_SECONDS = 240.0
+"""For the pods of all pipelines, which start at the same time."""
 
 
 def secret(content: Mapping[str, bytes]) -> Object:
@@ -192,7 +194,7 @@ class BrokenPod:
         Returns:
             What became of the requests.
         """
-        self.tiny.wait_ready()
+        self.tiny.wait_ready(START_SECONDS)
         broken, other = self.tiny.serving_pods()
         name = broken["metadata"]["name"]
         clients: dict[str, Any] = {"clients": SAFE_CLIENTS, "workers": 1, "interval": 0.5}
@@ -240,7 +242,8 @@ def renew_certificate(tiny: TinyPipeline, kube: Kube, reach: Reach, folder: Path
     first, second = authority.secret(HOST), authority.secret(HOST)
     allow_reading(kube, tiny.namespace)
     kube.apply(secret(first), namespace=tiny.namespace)
-    tiny.serve("old", server={"tls": {"secretName": SECRET}})
+    tiny.apply(document("old", server={"tls": {"secretName": SECRET}}))
+    tiny.wait_ready(START_SECONDS)
     before = tiny.pod_names()
     with reach.service(tiny.namespace, tiny.name) as plain:
         endpoint = replace(plain, authorities=authority.certificate, server_name=HOST)
