@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import tritonclient.grpc.aio
+from grpc import ssl_channel_credentials
 from tritonclient.utils import InferenceServerException
 
 from e2e.suite.reach import Endpoint
@@ -68,7 +69,13 @@ async def _grpc(endpoint: Endpoint, model: str, *more: tuple[str, str | int]) ->
     # Channels of one process normally share connections. These simulate clients in separate
     # processes.
     channel = [("grpc.use_local_subchannel_pool", 1), *more]
-    client = tritonclient.grpc.aio.InferenceServerClient(endpoint.grpc, channel_args=channel)
+    credentials = None
+    if endpoint.authorities:
+        credentials = ssl_channel_credentials(endpoint.authorities)
+        channel.append(("grpc.ssl_target_name_override", endpoint.server_name))
+    client = tritonclient.grpc.aio.InferenceServerClient(
+        endpoint.grpc, channel_args=channel, creds=credentials
+    )
 
     async def ask(text: str) -> Answer:
         tensor = tritonclient.grpc.aio.InferInput("TEXT", [1, 1], "BYTES")

@@ -234,8 +234,12 @@ class Cluster:
             components=ended,
         )
 
-    def set_gpus(self, count: int) -> None:
-        """Change how many GPUs the node offers, and wait until it does.
+    def set_gpus(self, count: int, unhealthy: Sequence[int] = ()) -> None:
+        """Change how many GPUs the node has, and wait until it offers the healthy ones.
+
+        Args:
+            count: number of GPUs.
+            unhealthy: numbers of the GPUs that the device plugin reports as unhealthy, from 0.
 
         Raises:
             ClusterError: a count out of range, or the cluster is not running.
@@ -244,11 +248,13 @@ class Cluster:
         if not 0 <= count <= MAX_GPUS:
             raise ClusterError(f"bad number of GPUs {count}: want 0 to {MAX_GPUS}")
         self.supervisor.require_running()
-        replace_file(self.node.gpu_count_file, f"{count}\n")
+        numbers = " ".join(map(str, (count, *unhealthy)))
+        replace_file(self.node.gpu_count_file, f"{numbers}\n")
+        offered = count - len(unhealthy)
         with api.client(self.kubeconfig) as connection:
             api.wait_for(
-                f"{count} GPUs on node {self.node_name}",
-                lambda: _offers_gpus(self._get_node(connection), count),
+                f"{offered} GPUs on node {self.node_name}",
+                lambda: _offers_gpus(self._get_node(connection), offered),
                 GPU_SECONDS,
             )
 
@@ -319,6 +325,7 @@ class Cluster:
                 )
                 supervisor.add("kube-scheduler", control.scheduler_command(control_spec))
                 supervisor.add("kube-proxy", node.kube_proxy_command(spec))
+                supervisor.add("policy-agent", node.policy_agent_command(spec))
                 api.wait_for(
                     "containerd",
                     self._containerd_ready,

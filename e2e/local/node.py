@@ -1,9 +1,10 @@
 """Configuration files and command lines of the node's components. Pure.
 
-The components are containerd, CNI, kubelet, kube-proxy and the device plugin.
+The components are containerd, CNI, kubelet, kube-proxy, the policy agent and the device plugin.
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 GPU_TAINT = {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedule"}
 GPU_LABELS = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "Fake-GPU"}
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,9 @@ def kubelet_config(spec: NodeSpec) -> dict[str, Any]:
         "failCgroupV1": False,
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
+        # With cgroup v2, the default would kill all processes of a container. With v1, which the
+        # kubelet cannot change, the kernel kills one of them: tests see the same on both.
+        "singleProcessOOMKill": True,
         # Without CAP_SYS_RESOURCE it cannot be lowered.
         "oomScoreAdj": 0,
         "authentication": {
@@ -215,6 +220,19 @@ def kubelet_command(spec: NodeSpec) -> list[str]:
 def kube_proxy_command(spec: NodeSpec) -> list[str]:
     """Command line of kube-proxy."""
     return [str(spec.binaries / "kube-proxy"), f"--config={spec.state / 'etc' / 'kube-proxy.yaml'}"]
+
+
+def policy_agent_command(spec: NodeSpec) -> list[str]:
+    """Command line of what enforces NetworkPolicies; the host may reach every pod."""
+    return [
+        "env",
+        f"PYTHONPATH={CHECKOUT}",
+        sys.executable,
+        "-m",
+        "e2e.local.policy_agent",
+        str(spec.control / "admin.kubeconfig"),
+        spec.subnets.host_address,
+    ]
 
 
 def device_plugin_command(spec: NodeSpec) -> list[str]:

@@ -25,11 +25,16 @@ _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a pipeline answers: `http` is a URL, `grpc` and `metrics` are `host:port`."""
+    """Where a pipeline answers: `http` is a URL, `grpc` and `metrics` are `host:port`.
+
+    With TLS, clients trust `authorities` (PEM) and expect a certificate for `server_name`.
+    """
 
     http: str
     grpc: str
     metrics: str
+    authorities: bytes = b""
+    server_name: str = ""
 
     @classmethod
     def of(cls, host: str, ports: Mapping[int, int]) -> "Endpoint":

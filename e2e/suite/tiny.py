@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 
 from e2e.load.clients import Answer
-from e2e.load.generator import Load, under_load
+from e2e.load.generator import Judge, Load, under_load
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import TOLERANCE, Pipeline, merged
 from e2e.suite.reach import Endpoint, Reach
@@ -113,15 +113,26 @@ def judge(text: str, answer: Answer) -> str:
     Raises:
         AssertionError: no revision may answer so.
     """
-    ids = np.array(tinymodel.tokenizer(baked_in=False).encode(text).ids)
-    logits = tinymodel.classify(ids)
-    expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-    np.testing.assert_allclose(answer["PROBABILITIES"], [expected], atol=TOLERANCE, rtol=0)
+    expected = assert_probabilities(text, answer)
     revision, _, best = answer["LABEL"][0, 0].decode().rpartition("-")
     assert best == str(int(expected.argmax())), (
         f"label {answer['LABEL'][0, 0]!r} for probabilities {expected}"
     )
     return str(revision)
+
+
+def assert_probabilities(text: str, answer: Answer) -> np.ndarray[Any, Any]:
+    """Return the expected probabilities of a text.
+
+    Raises:
+        AssertionError: The answer has others.
+    """
+    ids = np.array(tinymodel.tokenizer(baked_in=False).encode(text).ids)
+    logits = tinymodel.classify(ids)
+    expected: np.ndarray[Any, Any] = np.exp(logits - logits.max())
+    expected /= expected.sum()
+    np.testing.assert_allclose(answer["PROBABILITIES"], [expected], atol=TOLERANCE, rtol=0)
+    return expected
 
 
 class TinyPipeline(Pipeline):
@@ -157,7 +168,7 @@ class TinyPipeline(Pipeline):
         )
 
     @contextlib.contextmanager
-    def load(self, **options: Any) -> Iterator[Load]:
+    def load(self, judge: Judge = judge, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
         with self._reach.service(self.namespace, self.name) as endpoint:
             # Ready describes pods. The node's rules for a Service that had none follow within a

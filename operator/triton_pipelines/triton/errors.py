@@ -59,6 +59,13 @@ class DeadBackendError(RejectedError):
     """
 
 
+class SharedMemoryFullError(RejectedError):
+    """The pod's shared memory (/dev/shm) has no room for the tensors of a Python model.
+
+    It is not freed while the pod exists: its content outlives a restart of the container.
+    """
+
+
 class TooLargeError(TritonError):
     """The response is larger than the client accepts."""
 
@@ -71,6 +78,7 @@ class FailureKind(Enum):
     RESTRICTED = auto()
     OVERLOADED = auto()
     DEAD_BACKEND = auto()
+    SHARED_MEMORY_FULL = auto()
     NOT_READY = auto()
     UNREACHABLE = auto()
     POLL_FAILED = auto()
@@ -90,6 +98,7 @@ _NOT_READY: Final = (
 )
 _OVERLOADED: Final = ("request timeout expired", "exceeds maximum queue size")
 _DEAD: Final = ("stub process", "is not healthy")
+_SHARED_MEMORY_FULL: Final = ("shared memory", "no space left on device")
 _POLL_FAILED: Final = "failed to poll from model repository"
 
 
@@ -98,8 +107,9 @@ def classify(code: str, detail: str) -> FailureKind:
 
     The wording is that of Triton 2.51.0: of its core (model repository, queue), of its gRPC
     front end ("This protocol is restricted, expecting header …"), and of its Python backend ("Stub
-    process … is not healthy."). "message larger than max" is gRPC's own. The tests in
-    ``tests/integration/triton`` produce these errors on a real server.
+    process … is not healthy.", "Failed to increase the shared memory pool size … Error: No space
+    left on device"). "message larger than max" is gRPC's own. The tests in
+    ``tests/integration/triton`` and ``e2e/suite`` produce these errors on a real server.
 
     Args:
         code: gRPC status, such as ``UNAVAILABLE``.
@@ -112,6 +122,7 @@ def classify(code: str, detail: str) -> FailureKind:
         (FailureKind.RESTRICTED, _RESTRICTED in text),
         (FailureKind.OVERLOADED, any(part in text for part in _OVERLOADED)),
         (FailureKind.DEAD_BACKEND, all(part in text for part in _DEAD)),
+        (FailureKind.SHARED_MEMORY_FULL, all(part in text for part in _SHARED_MEMORY_FULL)),
         (FailureKind.NOT_READY, any(part in text for part in _NOT_READY)),
         (FailureKind.UNREACHABLE, code in ("UNAVAILABLE", "CANCELLED")),
         (FailureKind.POLL_FAILED, _POLL_FAILED in text),
@@ -131,7 +142,7 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
     code = status.removeprefix("StatusCode.")
     reason = detail.strip().splitlines()[0][:REASON_CHARACTERS_MAX] if detail.strip() else code
     start = f"{action} at {address}:"
-    match classify(code, detail):
+    match kind := classify(code, detail):
         case FailureKind.DEADLINE:
             return DeadlineError(f"{start} no response before the deadline")
         case FailureKind.TOO_LARGE:
@@ -140,16 +151,29 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
             return RestrictedError(
                 f"{start} the control key is missing or is not the key of this pod"
             )
+        case FailureKind.NOT_READY:
+            return NotReadyError(f"{start} {reason}")
+        case FailureKind.UNREACHABLE:
+            return UnreachableError(f"{start} the pod cannot be reached ({reason})")
+        case _:
+            return _rejection(kind, start, reason)
+
+
+def _rejection(kind: FailureKind, start: str, reason: str) -> RejectedError:
+    """Return the error of a pod that answered, and refused or failed the call."""
+    match kind:
         case FailureKind.OVERLOADED:
             return OverloadedError(
                 f"{start} the queue is full or the request waited too long ({reason})", reason
             )
         case FailureKind.DEAD_BACKEND:
             return DeadBackendError(f"{start} {reason}", reason)
-        case FailureKind.NOT_READY:
-            return NotReadyError(f"{start} {reason}")
-        case FailureKind.UNREACHABLE:
-            return UnreachableError(f"{start} the pod cannot be reached ({reason})")
+        case FailureKind.SHARED_MEMORY_FULL:
+            return SharedMemoryFullError(
+                f"{start} the pod's shared memory (/dev/shm) is full; if that happens again, raise"
+                f" spec.server.sharedMemory ({reason})",
+                reason,
+            )
         case FailureKind.POLL_FAILED:
             # Triton writes the reason of a config that fails its checks only to its log.
             return RejectedError(
@@ -157,5 +181,5 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
                 "the pod's log",
                 reason,
             )
-        case FailureKind.REJECTED:
+        case _:
             return RejectedError(f"{start} {reason}", reason)

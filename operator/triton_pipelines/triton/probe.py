@@ -26,12 +26,15 @@ from triton_pipelines.triton.errors import (
     REASON_CHARACTERS_MAX,
     DeadBackendError,
     DeadlineError,
+    FailureKind,
     NotReadyError,
     OverloadedError,
     RejectedError,
+    SharedMemoryFullError,
     TooLargeError,
     TritonError,
     UnreachableError,
+    classify,
 )
 from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX, ResponseBudget
 from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
@@ -40,6 +43,8 @@ DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
 SMALL_RESPONSE_BYTES: Final = 2 * DESCRIPTION_BYTES_MAX
 """Size limit of responses to most of the probes that run at the same time."""
+STATISTICS_DEADLINE_S: Final = 2.0
+"""Seconds, in addition, for the statistics of a pod whose test inference got no response."""
 # Many pods are probed at the same time, and tenants choose what their models return: they must not
 # choose how much memory the operator uses. The content of a larger response is not checked.
 _BUDGET: Final = ResponseBudget(
@@ -69,6 +74,9 @@ class ProbeResult:
     """What prevented the probe (unreachable, control key, deadline); ``None`` if nothing did."""
     dead_process: bool = False
     """Whether the test inference failed because a process of a Python model is gone."""
+    shared_memory_full: bool = False
+    """Whether the test inference, or the start of a model, failed because the pod's shared memory
+    is full."""
     mismatch: bool = False
     """Whether type, shape or number of rows differ from the declaration, and nothing is worse.
 
@@ -80,6 +88,12 @@ class ProbeResult:
     """Whether :attr:`error` is a failure of the connection."""
     is_unchecked: bool = False
     """Whether the outputs are too large to be checked."""
+    completed: int | None = None
+    """Inferences that the pod has completed, if the test inference got no response.
+
+    Whether the number grows tells a busy pod from one in which a model hangs. ``None`` with a
+    response, and without statistics.
+    """
 
     @property
     def healthy(self) -> bool:
@@ -191,7 +205,7 @@ async def probe_over(
             error=str(error),
             is_unreachable=isinstance(error, UnreachableError),
         )
-    state = ProbeResult(ready, models)
+    state = ProbeResult(ready, models, shared_memory_full=_has_full_shared_memory(models))
     if request is None:
         return state
     if not ready:
@@ -223,7 +237,9 @@ async def _probe_inference(
             # failed at once.
             return replace(state, inference_ok=True)
         # A busy pod is not broken: a long or full queue does not mean that outputs are wrong.
-        return replace(state, error=str(error))
+        late = isinstance(error, DeadlineError)
+        completed = await _completed_inferences(client, ensemble) if late else None
+        return replace(state, error=str(error), completed=completed)
     except UnreachableError as error:
         # Neither does a broken connection; the status of the pod shows a server that exits.
         return replace(state, error=str(error), is_unreachable=True)
@@ -232,6 +248,7 @@ async def _probe_inference(
             state,
             inference_error=str(error)[:REASON_CHARACTERS_MAX],
             dead_process=isinstance(error, DeadBackendError),
+            shared_memory_full=isinstance(error, SharedMemoryFullError),
             used_fallback=request.fallback_inputs is not None,
         )
     took = time.monotonic() - begin
@@ -244,6 +261,27 @@ async def _probe_inference(
         mismatch=fault.severity is FaultSeverity.MISMATCH,
         used_fallback=used_fallback,
     )
+
+
+def _has_full_shared_memory(models: Sequence[ModelIndexEntry]) -> bool:
+    """Return whether a model is not loaded because it found no shared memory."""
+    return any(
+        model.state == "UNAVAILABLE"
+        and classify("", model.reason) is FailureKind.SHARED_MEMORY_FULL
+        for model in models
+    )
+
+
+async def _completed_inferences(client: TritonClient, ensemble: str) -> int | None:
+    """Return how many inferences the ensemble has completed; ``None`` without statistics.
+
+    Its steps do not count: those before one that hangs continue.
+    """
+    try:
+        statistics = await client.statistics(ensemble, STATISTICS_DEADLINE_S)
+    except TritonError:
+        return None
+    return sum(int(model.inference_count) for model in statistics)
 
 
 def _declared(config: Any) -> ModelConfig:
@@ -275,7 +313,7 @@ async def _find_fault(
         return await fault_of(request), False
     try:
         fault = await fault_of(request)
-    except (DeadBackendError, OverloadedError):
+    except (DeadBackendError, OverloadedError, SharedMemoryFullError):
         raise
     except (RejectedError, NotReadyError):
         pass  # A step may take only one row per request; the fallback decides then.

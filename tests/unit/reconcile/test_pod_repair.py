@@ -15,31 +15,44 @@ from tests.support.messages import Messages
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource, ResolvedSources
+from triton_pipelines.controllers.pipeline.pod_problems import problem_of
 from triton_pipelines.controllers.pipeline.policies.pod_repair import (
-    DEAD_PROBES,
-    DEAD_PROBES_ALONE,
     REPAIR_INTERVAL,
     PodRepairs,
     choose_repairs,
 )
-from triton_pipelines.controllers.pipeline.snapshot import (
+from triton_pipelines.controllers.pipeline.probe_record import (
     DEAD_KEPT,
+    DEAD_PROBES,
+    DEAD_PROBES_ALONE,
     DEAD_WINDOW,
-    Pod,
+    HUNG_PROBES,
+    HUNG_PROBES_ALONE,
+    LOST_PROBES,
+    LOST_PROBES_ALONE,
+    MISSES_ALLOWED,
     Probe,
-    Snapshot,
 )
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import PodRepairState
 
 GONE = "Stub process 'tokenizer_0_0' is not healthy."
+FULL = "the pod's shared memory (/dev/shm) is full"
 REVISION = "0123456789"
 RESOLVED = {REVISION: {"model": {"revision": "first"}}}
 
 
 def pod(
-    name: str, loaded: str = "first", *, ready: bool = True, age: int = 0, leaving: bool = False
+    name: str,
+    loaded: str = "first",
+    *,
+    ready: bool = True,
+    age: int = 0,
+    leaving: bool = False,
+    device: str = "Healthy",
+    restarts: int = 0,
 ) -> Pod:
-    """A pod that loaded this."""
+    """A pod that loaded this, with a GPU of this health."""
     source = ReportSource(step="model", uri="s3://models/model.onnx", resolved_revision=loaded)
     message = LoadReport(ok=True, revision=REVISION, sources=(source,)).to_json()
     metadata = {
@@ -55,6 +68,18 @@ def pod(
             "metadata": metadata,
             "status": {
                 "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                "containerStatuses": [
+                    {
+                        "name": names.CONTAINER_SERVER,
+                        "restartCount": restarts,
+                        "allocatedResourcesStatus": [
+                            {
+                                "name": "nvidia.com/gpu",
+                                "resources": [{"resourceID": "GPU-1", "health": device}],
+                            }
+                        ],
+                    }
+                ],
                 "initContainerStatuses": [
                     {
                         "name": names.CONTAINER_LOADER,
@@ -143,7 +168,9 @@ def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
     """Return the probe result of a pod after several probes.
 
     Args:
-        *said: Outcome of each probe: ``dead``, ``good``, ``late`` or ``wrong``.
+        *said: Outcome of each probe: ``dead``, ``good``, ``late``, ``wrong``, ``full`` (shared
+            memory), ``hung`` (late, and no inference completed since the last probe) or ``busy``
+            (late, but some completed).
         seconds: Seconds between two probes.
         ago: Seconds since the last probe.
     """
@@ -153,6 +180,9 @@ def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
         look = {
             "good": Probe(at, True, inference_error=""),
             "late": Probe(at, True, error="no response before the deadline"),
+            "full": Probe(at, True, inference_error=FULL, shared_memory_full=True),
+            "hung": Probe(at, True, error="no response before the deadline", completed=7),
+            "busy": Probe(at, True, error="no response before the deadline", completed=100 + index),
             "wrong": Probe(at, True, inference_error="output LABEL is missing"),
             "dead": Probe(at, True, inference_error=GONE, dead=(at,)),
         }[what]
@@ -235,3 +265,124 @@ def test_looks_that_met_a_dead_process_are_forgotten_in_time_and_kept_in_bounds(
 @pytest.mark.parametrize("text", ["yesterday", "2026-01-01", "12"])
 def test_a_time_that_cannot_be_read_is_forgotten(text: str) -> None:
     assert PodRepairState.parse({"repaired": text}) == PodRepairState()
+
+
+# --- lost devices ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "alone", "beside"),
+    [
+        (["wrong"] * (LOST_PROBES - 1), False, False),
+        (["wrong"] * LOST_PROBES, False, True),
+        (["wrong"] * LOST_PROBES_ALONE, True, True),
+        (["good", *["hung"] * HUNG_PROBES], True, True),
+        # A device that is reported as unhealthy, and works: there may be no other one.
+        (["good"] * 20, False, False),
+        (["wrong", "good"], False, False),
+    ],
+)
+def test_a_pod_whose_device_is_unhealthy_is_replaced_once_inferences_fail(
+    said: list[str], alone: bool, beside: bool
+) -> None:
+    broken = looks(*said)
+    lost = pod("a", device="Unhealthy")
+    assert healed(lost, probes={"a": broken}) == (["a"] if alone else [])
+    found = decide(lost, pod("b"), probes={"a": broken, "b": GOOD})
+    assert [event.reason for event in found.events] == (["DeviceUnhealthy"] if beside else [])
+    for event in found.events:
+        assert "its device nvidia.com/gpu GPU-1 is unhealthy" in event.note
+
+
+@pytest.mark.parametrize("health", ["Healthy", "Unknown"])
+def test_wrong_outputs_of_a_pod_whose_device_is_not_unhealthy_are_no_reason(health: str) -> None:
+    probes = {"a": looks(*["wrong"] * 20), "b": GOOD}
+    assert healed(pod("a", device=health), pod("b"), probes=probes) == []
+
+
+@pytest.mark.parametrize("health", ["Healthy", "Unhealthy"])
+def test_the_status_names_an_unhealthy_device(health: str) -> None:
+    problem = problem_of(pod("a", device=health), looks("wrong"), "nvidia.com/gpu", None)
+    assert problem is not None
+    assert problem.message.endswith(
+        "; the kubelet reports its device nvidia.com/gpu GPU-1 as unhealthy"
+    ) is (health == "Unhealthy")
+
+
+# --- full shared memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "alone", "beside"),
+    [
+        (["full"] * (DEAD_PROBES - 1), False, False),
+        (["full"] * DEAD_PROBES, False, True),
+        (["full"] * (DEAD_PROBES_ALONE - 1), False, True),
+        (["full"] * DEAD_PROBES_ALONE, True, True),
+        (["full"] * DEAD_PROBES_ALONE + ["good"], False, False),
+        (["full"] * DEAD_PROBES_ALONE + ["wrong"], False, False),
+    ],
+)
+def test_a_pod_with_full_shared_memory_is_replaced_sooner_where_another_serves(
+    said: list[str], alone: bool, beside: bool
+) -> None:
+    broken = looks(*said)
+    assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
+    found = decide(pod("a"), pod("b"), probes={"a": broken, "b": GOOD})
+    assert [event.reason for event in found.events] == (["SharedMemoryFull"] if beside else [])
+
+
+@pytest.mark.parametrize(("restarts", "going"), [(0, []), (1, ["a"])])
+def test_a_pod_that_does_not_start_again_because_its_shared_memory_is_full_is_replaced(
+    restarts: int, going: list[str]
+) -> None:
+    full = Probe(START, False, shared_memory_full=True)
+    assert healed(pod("a", ready=False, restarts=restarts), probes={"a": full}) == going
+    other = Probe(START, False)
+    assert healed(pod("a", ready=False, restarts=restarts), probes={"a": other}) == []
+
+
+# --- hung models ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "alone", "beside"),
+    [
+        (["hung"] * (HUNG_PROBES - 1), False, False),
+        (["hung"] * HUNG_PROBES, False, True),
+        (["good"] + ["hung"] * HUNG_PROBES, False, True),
+        (["hung"] * (HUNG_PROBES_ALONE - 1), False, True),
+        (["hung"] * HUNG_PROBES_ALONE, True, True),
+        # Clients of a busy pod get responses, though the probe waits behind them.
+        (["busy"] * 3 * HUNG_PROBES_ALONE, False, False),
+        # One inference completed, and the count begins again.
+        (["hung"] * (HUNG_PROBES - 1) + ["busy", "hung"], False, False),
+        (["hung"] * HUNG_PROBES_ALONE + ["good"], False, False),
+        # Without statistics nothing tells a hung pod from a busy one.
+        (["hung"] * (HUNG_PROBES - 1) + ["late", "hung"], False, False),
+        (["late"] * 3 * HUNG_PROBES_ALONE, False, False),
+    ],
+)
+def test_a_pod_that_completes_no_inference_is_replaced_sooner_where_another_serves(
+    said: list[str], alone: bool, beside: bool
+) -> None:
+    broken = looks(*said)
+    assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
+    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (["a"] if beside else [])
+
+
+def test_a_hung_pod_is_named_and_its_repair_says_why() -> None:
+    broken = looks("good", *["hung"] * HUNG_PROBES)
+    found = decide(pod("a"), pod("b"), probes={"a": broken, "b": GOOD})
+    (event,) = found.events
+    assert (event.warning, event.reason) == (True, "ModelHung")
+    assert f"{HUNG_PROBES} test inferences in a row got no response" in event.note
+    assert found.state.repaired
+    assert not broken.is_healthy
+    assert broken.inference_error is not None
+    assert "a model hangs" in broken.inference_error
+
+
+def test_a_pod_that_hangs_counts_as_healthy_for_as_long_as_a_busy_one() -> None:
+    assert looks("good", *["hung"] * MISSES_ALLOWED).is_healthy
+    assert not looks("good", *["hung"] * (MISSES_ALLOWED + 1)).is_healthy

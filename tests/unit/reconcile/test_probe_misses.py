@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from triton_pipelines.controllers.pipeline.snapshot import MISSES_ALLOWED, Probe
+from triton_pipelines.controllers.pipeline.probe_record import MISSES_ALLOWED, Probe
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 

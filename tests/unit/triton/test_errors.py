@@ -50,6 +50,21 @@ from triton_pipelines.triton import errors
             "failed to load 'x', failed to poll from model repository",
             errors.RejectedError,
         ),
+        (
+            "StatusCode.INTERNAL",
+            "in ensemble 'p', Failed to increase the shared memory pool size for key"
+            " 'triton_python_backend_shm_region_1' to 1048576 bytes. If you are running Triton"
+            " inside docker, use '--shm-size' flag to control the shared memory region size. Error:"
+            " No space left on device",
+            errors.SharedMemoryFullError,
+        ),
+        (
+            "StatusCode.INTERNAL",
+            "Unable to initialize shared memory key 'triton_python_backend_shm_region_1' to"
+            " requested size (1048576 bytes). Each Python backend model instance requires at least"
+            " 1 MB of shared memory. Error: No space left on device",
+            errors.SharedMemoryFullError,
+        ),
         ("", "", errors.RejectedError),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from tests.support.python_backend import texts
 from triton_pipelines.triton.client import Array, ModelIndexEntry
@@ -256,6 +257,10 @@ class Pod:
     async def infer(self, *_: object, **__: object) -> dict[str, Array]:
         raise translate("inference on 'sentiment'", "10.0.0.1:8001", *self.said)
 
+    async def statistics(self, name: str, *_: object) -> list[ModelStatistics]:
+        assert name == "sentiment", "steps before one that hangs continue"
+        return [ModelStatistics(inference_count=number) for number in (3, 4)]
+
 
 @pytest.mark.parametrize(
     ("said", "broken"),
@@ -280,6 +285,41 @@ async def test_a_pod_that_is_busy_is_not_broken(
         broken,
         not broken,
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "completed"),
+    [
+        (("DEADLINE_EXCEEDED", "Deadline Exceeded"), 7),
+        # Neither a full queue nor a rejection leaves a doubt that only the statistics remove.
+        (("UNAVAILABLE", "Exceeds maximum queue size"), None),
+        (("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy."), None),
+    ],
+)
+async def test_without_a_response_the_completed_inferences_are_counted(
+    monkeypatch: pytest.MonkeyPatch, said: tuple[str, str], completed: int | None
+) -> None:
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
+    monkeypatch.setattr(Pod, "said", said)
+    assert (await probe("10.0.0.1:8001", "sentiment", None, ASKED)).completed == completed
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_a_model_that_finds_no_shared_memory_is_told_from_others(
+    monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    reason = (
+        "Internal: Unable to initialize shared memory key 'triton_python_backend_shm_region_1' to"
+        f" requested size. Error: {'No space left on device' if is_full else 'Permission denied'}"
+    )
+
+    async def index(*_: object) -> list[ModelIndexEntry]:
+        return [ModelIndexEntry("tokenizer", "1", "UNAVAILABLE", reason)]
+
+    monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
+    monkeypatch.setattr(Pod, "repository_index", index)
+    result = await probe("10.0.0.1:8001", "sentiment", None, None)
+    assert result.shared_memory_full is is_full
 
 
 @pytest.mark.parametrize("dead", [True, False])

@@ -1,8 +1,8 @@
 // Gpu-device-plugin is a stand-in for NVIDIA's device plugin: it offers devices that do not exist through the kubelet's real
 // device-plugin API, so that scheduling, allocation and accounting of nvidia.com/gpu are those of a node with GPUs.
 //
-// The number of devices is read from a file and follows its changes; the plugin registers anew whenever the kubelet makes its
-// socket anew.
+// The number of devices is read from a file and follows its changes, as do the numbers of unhealthy devices that may stand after it;
+// the plugin registers anew whenever the kubelet makes its socket anew.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,32 +38,32 @@ type plugin struct {
 	api.UnimplementedDevicePluginServer
 
 	mu      sync.Mutex
-	count   int
+	health  []string
 	changed chan struct{}
 }
 
-func newPlugin(count int) *plugin {
-	return &plugin{count: count, changed: make(chan struct{})}
+func newPlugin(health []string) *plugin {
+	return &plugin{health: health, changed: make(chan struct{})}
 }
 
-// set changes the number of devices and wakes every stream.
-func (p *plugin) set(count int) {
+// set changes the health of all devices, and so their number, and wakes every stream.
+func (p *plugin) set(health []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.count != count {
-		p.count = count
+	if !slices.Equal(p.health, health) {
+		p.health = health
 		close(p.changed)
 		p.changed = make(chan struct{})
-		log.Printf("%d devices", count)
+		log.Printf("devices: %v", health)
 	}
 }
 
 func (p *plugin) devices() ([]*api.Device, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	devices := make([]*api.Device, p.count)
-	for i := range devices {
-		devices[i] = &api.Device{ID: fmt.Sprintf("fake-gpu-%d", i), Health: api.Healthy}
+	devices := make([]*api.Device, len(p.health))
+	for i, health := range p.health {
+		devices[i] = &api.Device{ID: fmt.Sprintf("fake-gpu-%d", i), Health: health}
 	}
 	return devices, p.changed
 }
@@ -98,16 +99,32 @@ func (p *plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return response, nil
 }
 
-func readCount(path string) (int, error) {
+// readHealth returns the health of each device from a file such as "3 1": three devices, of which number 1 is unhealthy.
+func readHealth(path string) ([]string, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	count, err := strconv.Atoi(strings.TrimSpace(string(raw)))
-	if err != nil || count < 0 || count > maxDevices {
-		return 0, fmt.Errorf("%s: want a number of devices from 0 to %d, got %q", path, maxDevices, strings.TrimSpace(string(raw)))
+	text := strings.TrimSpace(string(raw))
+	refused := fmt.Errorf("%s: want a number of devices from 0 to %d and the numbers of unhealthy ones, got %q", path, maxDevices, text)
+	var health []string
+	for i, field := range strings.Fields(text) {
+		number, err := strconv.Atoi(field)
+		switch {
+		case err != nil || number < 0 || number > maxDevices:
+			return nil, refused
+		case i == 0:
+			health = slices.Repeat([]string{api.Healthy}, number)
+		case number < len(health):
+			health[number] = api.Unhealthy
+		default:
+			return nil, refused
+		}
 	}
-	return count, nil
+	if text == "" {
+		return nil, refused
+	}
+	return health, nil
 }
 
 func serve(p *plugin, socket string) (*grpc.Server, error) {
@@ -146,7 +163,7 @@ func register(ctx context.Context, kubeletSocket, resource string) error {
 }
 
 func run(ctx context.Context, folder, countFile, resource string) error {
-	count, err := readCount(countFile)
+	health, err := readHealth(countFile)
 	if err != nil {
 		return err
 	}
@@ -164,7 +181,7 @@ func run(ctx context.Context, folder, countFile, resource string) error {
 		}
 	}
 
-	p := newPlugin(count)
+	p := newPlugin(health)
 	kubeletSocket := filepath.Join(folder, filepath.Base(api.KubeletSocket))
 	var server *grpc.Server
 	defer func() {
@@ -202,10 +219,10 @@ func run(ctx context.Context, folder, countFile, resource string) error {
 					return err
 				}
 			case event.Name == countFile && (event.Has(fsnotify.Create) || event.Has(fsnotify.Write)):
-				if count, err := readCount(countFile); err != nil {
+				if health, err := readHealth(countFile); err != nil {
 					log.Print(err)
 				} else {
-					p.set(count)
+					p.set(health)
 				}
 			}
 		case err := <-watcher.Errors:
@@ -216,7 +233,7 @@ func run(ctx context.Context, folder, countFile, resource string) error {
 
 func main() {
 	folder := flag.String("folder", strings.TrimSuffix(api.DevicePluginPath, "/"), "the kubelet's folder of device plugins")
-	countFile := flag.String("count-file", "", "file that holds the number of devices (absolute path; replaced by rename)")
+	countFile := flag.String("count-file", "", "file that holds the number of devices and the numbers of unhealthy ones (absolute path; replaced by rename)")
 	resource := flag.String("resource", "nvidia.com/gpu", "name of the extended resource")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -66,9 +66,12 @@ def problem_of(
         return None
     if pod.ready:
         if probe is not None and probe.inference_error:
+            devices = ", ".join(pod.unhealthy_devices)
+            cause = f"; the kubelet reports its device {devices} as unhealthy" if devices else ""
             return Problem(
                 Reason.INFERENCE_FAILED,
-                f"pod {pod.name} is ready, but a test inference failed: {probe.inference_error}",
+                f"pod {pod.name} is ready, but a test inference failed: {probe.inference_error}"
+                f"{cause}",
                 pod.name,
             )
         return None

@@ -71,7 +71,7 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
         failure
         and target.example is not None
         and target.example.made_up
-        and not result.dead_process
+        and not (result.dead_process or result.shared_memory_full)
     ):
         failure += example_note(1 if result.used_fallback else target.example.repeat)
     return Probe(
@@ -87,6 +87,8 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
         mismatch=(failure or "") if result.mismatch else "",
         error=result.error or "",
         dead=(now,) if result.dead_process else (),
+        completed=result.completed,
+        shared_memory_full=result.shared_memory_full,
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from triton_pipelines.api import names
@@ -16,6 +15,8 @@ from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 
 from .latency_figures import Latencies
+from .probe_record import ModelState as ModelState
+from .probe_record import Probe as Probe
 from .resize_rejections import ResizeRejection, with_quota_advice
 from .server_certificate import ServerCertificate
 from .state import PipelineState, RolloutState
@@ -26,84 +27,9 @@ Object = dict[str, Any]
 LABEL_TEMPLATE_HASH = "pod-template-hash"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """One model of a pod, as Triton's repository index reports it."""
-
-    name: str
-    state: str
-    reason: str = ""
-
-
-# Consecutive probes without a response after which a healthy pod no longer counts as healthy: about
-# two minutes with the default period.
-MISSES_ALLOWED = 3
-# How long a probe that met a dead process counts, and how many are kept: Triton releases up to
-# 24.05 restart such processes themselves.
-DEAD_WINDOW = dt.timedelta(minutes=10)
-DEAD_KEPT = 16
-# Probes that met a dead process after which a pod is recreated if another one serves. A single one
-# may be an accident of the probe.
-DEAD_PROBES = 3
-# Consecutive such probes if no other pod serves: with one dead process of several, the others still
-# answer most requests. A probe that meets the dead one every time shows that they do not.
-DEAD_PROBES_ALONE = 6
 # Fields of the spec whose change does not retry a failed revision: the number of pods, which
 # autoscalers write, suspension, and tuning requests.
 FIELDS_WITHOUT_ROLLOUT = ("replicas", "suspend", "tuning")
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Result of the last probe of one Triton pod."""
-
-    at: dt.datetime
-    """UTC."""
-    ensemble_ready: bool
-    """Whether the ensemble itself is ready."""
-    models: tuple[ModelState, ...] = ()
-    inference_error: str | None = None
-    """Why a test inference failed; empty if it succeeded, ``None`` if none was sent."""
-    mismatch: str = ""
-    """How an otherwise valid output differs from the declared type, shape or number of rows
-    (:mod:`~.output_mismatch`)."""
-    error: str = ""
-    """Why the pod could not be probed at all."""
-    misses: int = 0
-    """Later probes that brought no response in time: a busy pod keeps its last result for some."""
-    dead: tuple[dt.datetime, ...] = ()
-    """Recent probes that met a dead process of a model, oldest first."""
-    consecutive_dead: int = 0
-    """How many of the last probes did."""
-    consecutive_wrong: int = 0
-    """How many of the last probes met another fault of the output."""
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether nothing is wrong with the pod."""
-        return self.ensemble_ready and not self.inference_error and not self.error
-
-    def merged_with(self, last: Probe | None) -> Probe:
-        """Return this probe, or the last one if this one brought no response.
-
-        A healthy pod is allowed :data:`MISSES_ALLOWED` of those.
-        """
-        if self.error and last is not None and last.is_healthy and last.misses < MISSES_ALLOWED:
-            return replace(last, at=self.at, misses=last.misses + 1)
-        before = tuple(
-            moment for moment in (last.dead if last else ()) if self.at - moment < DEAD_WINDOW
-        )
-        dead, wrong = (last.consecutive_dead, last.consecutive_wrong) if last else (0, 0)
-        if self.dead:
-            dead += 1  # which does not concern outputs
-        elif not self.error:  # a probe without a response concerns neither
-            dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
-        return replace(
-            self,
-            dead=(*before, *self.dead)[-DEAD_KEPT:],
-            consecutive_dead=dead,
-            consecutive_wrong=wrong,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +102,25 @@ class Pod:
         """Whether Triton's process runs, so that it can be probed."""
         return "running" in (self.container(names.CONTAINER_SERVER).get("state") or {}) and bool(
             self.ip
+        )
+
+    @property
+    def server_restarts(self) -> int:
+        """How often Triton's container has been restarted."""
+        return int(self.container(names.CONTAINER_SERVER).get("restartCount") or 0)
+
+    @property
+    def unhealthy_devices(self) -> tuple[str, ...]:
+        """Devices of Triton's container that the kubelet reports as unhealthy, with their resource.
+
+        Empty as well where the cluster does not report it (feature gate ResourceHealthStatus).
+        """
+        found = self.container(names.CONTAINER_SERVER).get("allocatedResourcesStatus") or ()
+        return tuple(
+            f"{resource.get('name')} {device.get('resourceID')}"
+            for resource in found
+            for device in resource.get("resources") or ()
+            if device.get("health") == "Unhealthy"
         )
 
     def load_report(self) -> LoadReport | None:

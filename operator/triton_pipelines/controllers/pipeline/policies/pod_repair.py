@@ -1,9 +1,10 @@
 """Recreate pods that are broken although Kubernetes sees nothing wrong with them. Pure.
 
-Two faults are invisible to the kubelet's probes. A pod may have loaded other content than its
-revision was first loaded from: pods start at the same time while an unpinned source changes. Or a
-process of a Python model has died: Triton keeps reporting the model as ready and does not restart
-the process.
+Five faults are invisible to the kubelet's probes. A pod may have loaded other content than its
+revision was first loaded from: pods start at the same time while an unpinned source changes. A
+process of a Python model may have died: Triton keeps reporting the model as ready and does not
+restart the process. The shared memory may be full, and stays full when the container restarts. A
+model may hang in an inference that never ends. Or a device of the pod, such as its GPU, is lost.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from triton_pipelines.api.loadplan import ResolvedSource, diverged_sources, resolution
 from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.snapshot import (
+from triton_pipelines.controllers.pipeline.probe_record import (
     DEAD_PROBES,
     DEAD_PROBES_ALONE,
-    Pod,
-    Snapshot,
+    HUNG_PROBES,
+    HUNG_PROBES_ALONE,
+    LOST_PROBES,
+    LOST_PROBES_ALONE,
+    Probe,
 )
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import PodRepairState
 from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.timestamps import rfc3339, timestamp
@@ -29,6 +34,8 @@ from .kept_revisions import KeptRevisions
 
 # Least time between two such deletions: a new pod does not fix a fault that comes back at once.
 REPAIR_INTERVAL = dt.timedelta(minutes=10)
+
+_FULL = "its shared memory (/dev/shm) is full"
 
 Resolved = Mapping[str, Mapping[str, ResolvedSource]]
 
@@ -44,7 +51,7 @@ class PodRepairs:
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Delete pods that loaded other content than recorded, or in which a process has died."""
+    """Delete pods that loaded other content than recorded, or that their probes find broken."""
     repairs = choose_repairs(snapshot, draft.of(KeptRevisions).sources, draft.state.pod_repair, now)
     deleted = tuple(Deletion("Pod", pod.name, pod.uid) for pod in repairs.pods)
     return Outcome(repairs, (repairs.state,), delete=deleted, events=repairs.events)
@@ -69,28 +76,14 @@ def choose_repairs(
     last = timestamp(state.repaired) if state.repaired else None
     # A time in the future comes from a clock that has been set back since.
     is_recent = last is not None and dt.timedelta(0) <= now - last < REPAIR_INTERVAL
-    if not is_recent:
-        dead = next(
-            (
-                pod
-                for pod in snapshot.pods
-                if pod not in to_delete and _has_dead_process(pod, snapshot, to_delete)
-            ),
-            None,
-        )
-        if dead is not None:
-            to_delete.append(dead)
-            state = PodRepairState(rfc3339(now))
-            error = snapshot.probes[dead.uid].inference_error
-            events.append(
-                Event(
-                    True,
-                    "BackendProcessDied",
-                    "DeletePod",
-                    f"pod {dead.name} is deleted because a process of one of its models died:"
-                    f" {error}",
-                )
-            )
+    broken = None if is_recent else _broken(snapshot, to_delete)
+    if broken is not None:
+        pod, fault = broken
+        to_delete.append(pod)
+        state = PodRepairState(rfc3339(now))
+        error = snapshot.probes[pod.uid].inference_error
+        note = f"pod {pod.name} is deleted because {fault.cause}" + (f": {error}" if error else "")
+        events.append(Event(True, fault.event, "DeletePod", note))
     return PodRepairs(tuple(to_delete), tuple(events), state, dict(changed.values()))
 
 
@@ -134,28 +127,70 @@ def _age(pod: Pod) -> tuple[str, str]:
     return str(pod.raw["metadata"].get("creationTimestamp") or ""), pod.name
 
 
-def _has_dead_process(pod: Pod, snapshot: Snapshot, to_delete: Sequence[Pod]) -> bool:
-    """Return whether to recreate a ready pod because probes of it meet a dead process."""
-    probe = snapshot.probes.get(pod.uid)
-    if (
-        probe is None
-        or not pod.serving
-        or not probe.inference_error
-        or not probe.dead
-        or probe.dead[-1] != probe.at
-    ):
-        return False
-    others = (
-        other
-        for other in snapshot.pods
-        if other.serving and other.uid != pod.uid and other not in to_delete
-    )
-    another_serves = any(
-        (other_probe := snapshot.probes.get(other.uid)) is not None and other_probe.is_healthy
-        for other in others
-    )
-    return (
-        len(probe.dead) >= DEAD_PROBES
-        if another_serves
-        else probe.consecutive_dead >= DEAD_PROBES_ALONE
-    )
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """A fault that a new pod repairs."""
+
+    event: str
+    """Reason of the event."""
+    cause: str
+    """Why the pod is deleted."""
+    is_certain: bool
+    """Whether enough probes met it, provided that another pod serves."""
+    is_certain_alone: bool
+    """The same if no other pod serves."""
+
+
+def _broken(snapshot: Snapshot, to_delete: Sequence[Pod]) -> tuple[Pod, _Fault] | None:
+    """Return the first pod that has to be recreated because of its probes."""
+    for pod in snapshot.pods:
+        fault = _fault_of(pod, snapshot.probes.get(pod.uid))
+        if fault is None or pod.deleting or pod in to_delete:
+            continue
+        another_serves = any(
+            (probe := snapshot.probes.get(other.uid)) is not None and probe.is_healthy
+            for other in snapshot.pods
+            if other.serving and other.uid != pod.uid and other not in to_delete
+        )
+        if fault.is_certain if another_serves else fault.is_certain_alone:
+            return pod, fault
+    return None
+
+
+def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
+    """Return the fault that the last probe met; ``None`` if a new pod would not repair it."""
+    if probe is None:
+        return None
+    if not pod.ready:
+        # A first start without room shows that the size is too small, which no new pod changes.
+        is_full = probe.shared_memory_full and pod.server_restarts > 0
+        return _Fault("SharedMemoryFull", _FULL, True, True) if is_full else None
+    if not probe.inference_error:
+        return None
+    if devices := pod.unhealthy_devices:
+        # While inferences succeed, the pod stays: there may be no other device for a new one.
+        cause = f"its device {', '.join(devices)} is unhealthy"
+        failed = max(probe.consecutive_wrong, probe.consecutive_dead, probe.consecutive_hung)
+        return _Fault("DeviceUnhealthy", cause, failed >= LOST_PROBES, failed >= LOST_PROBES_ALONE)
+    if probe.dead and probe.dead[-1] == probe.at:
+        return _Fault(
+            "BackendProcessDied",
+            "a process of one of its models died",
+            len(probe.dead) >= DEAD_PROBES,
+            probe.consecutive_dead >= DEAD_PROBES_ALONE,
+        )
+    if probe.shared_memory_full:
+        return _Fault(
+            "SharedMemoryFull",
+            _FULL,
+            probe.consecutive_wrong >= DEAD_PROBES,
+            probe.consecutive_wrong >= DEAD_PROBES_ALONE,
+        )
+    if probe.consecutive_hung >= HUNG_PROBES:
+        return _Fault(
+            "ModelHung",
+            "it completes no inference",
+            True,
+            probe.consecutive_hung >= HUNG_PROBES_ALONE,
+        )
+    return None

@@ -17,8 +17,9 @@ from triton_pipelines.api.rollout_strategy import RolloutStrategy
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
+from triton_pipelines.controllers.pipeline.probe_record import DEAD_PROBES_ALONE, Probe
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import DEAD_PROBES_ALONE, Probe, Snapshot
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
 from triton_pipelines.controllers.pipeline.surge_room import (
     is_surging,

@@ -1,0 +1,122 @@
+"""Result of the last probe of a pod, and what the probes before it add to it. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One model of a pod, as Triton's repository index reports it."""
+
+    name: str
+    state: str
+    reason: str = ""
+
+
+# Consecutive probes without a response after which a healthy pod no longer counts as healthy: about
+# two minutes with the default period.
+MISSES_ALLOWED = 3
+# How long a probe that met a dead process counts, and how many are kept: Triton releases up to
+# 24.05 restart such processes themselves.
+DEAD_WINDOW = dt.timedelta(minutes=10)
+DEAD_KEPT = 16
+# Probes that met a dead process or full shared memory, after which a pod is recreated if another
+# one serves. A single one may be an accident of the probe.
+DEAD_PROBES = 3
+# Consecutive such probes if no other pod serves: with one dead process of several, the others still
+# answer most requests. A probe that meets the dead one every time shows that they do not.
+DEAD_PROBES_ALONE = 6
+# The same in a row for failed probes of a pod with an unhealthy device: two reports agree.
+LOST_PROBES = 2
+LOST_PROBES_ALONE = 3
+# Consecutive probes without a response, while the pod completed no inference, after which a model
+# counts as hung, and after which a pod is recreated although no other one serves: about two and
+# five minutes with the default period. A single long inference must not look like this.
+HUNG_PROBES = 5
+HUNG_PROBES_ALONE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Result of the last probe of one Triton pod."""
+
+    at: dt.datetime
+    """UTC."""
+    ensemble_ready: bool
+    """Whether the ensemble itself is ready."""
+    models: tuple[ModelState, ...] = ()
+    inference_error: str | None = None
+    """Why a test inference failed; empty if it succeeded, ``None`` if none was sent."""
+    mismatch: str = ""
+    """How an otherwise valid output differs from the declared type, shape or number of rows
+    (:mod:`~.output_mismatch`)."""
+    error: str = ""
+    """Why the pod could not be probed at all."""
+    misses: int = 0
+    """Later probes that brought no response in time: a busy pod keeps its last result for some."""
+    dead: tuple[dt.datetime, ...] = ()
+    """Recent probes that met a dead process of a model, oldest first."""
+    consecutive_dead: int = 0
+    """How many of the last probes did."""
+    consecutive_wrong: int = 0
+    """How many of the last probes met another fault of the output."""
+    shared_memory_full: bool = False
+    """Whether this probe failed because the pod's shared memory is full."""
+    completed: int | None = None
+    """Inferences that the pod had completed when a probe got no response in time; ``None`` with a
+    response."""
+    consecutive_hung: int = 0
+    """How many of the last probes got no response while the pod completed no inference."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is wrong with the pod."""
+        return self.ensemble_ready and not self.inference_error and not self.error
+
+    def merged_with(self, last: Probe | None) -> Probe:
+        """Return this probe, or the last one if this one brought no response.
+
+        A healthy pod is allowed :data:`MISSES_ALLOWED` of those.
+        """
+        hung = self._hung_since(last)
+        if self.error and last is not None and last.is_healthy and last.misses < MISSES_ALLOWED:
+            return replace(
+                last,
+                at=self.at,
+                misses=last.misses + 1,
+                completed=self.completed,
+                consecutive_hung=hung,
+            )
+        before = tuple(
+            moment for moment in (last.dead if last else ()) if self.at - moment < DEAD_WINDOW
+        )
+        dead, wrong = (last.consecutive_dead, last.consecutive_wrong) if last else (0, 0)
+        if self.dead:
+            dead += 1  # which does not concern outputs
+        elif not self.error:  # a probe without a response concerns neither
+            dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
+        return replace(
+            self,
+            dead=(*before, *self.dead)[-DEAD_KEPT:],
+            consecutive_dead=dead,
+            consecutive_wrong=wrong,
+            consecutive_hung=hung,
+            inference_error=_hung_text(hung) if hung >= HUNG_PROBES else self.inference_error,
+        )
+
+    def _hung_since(self, last: Probe | None) -> int:
+        """Return :attr:`consecutive_hung` of this probe."""
+        if self.completed is None:
+            return 0
+        if last is None or last.completed != self.completed:
+            return 1
+        return last.consecutive_hung + 1
+
+
+def _hung_text(probes: int) -> str:
+    return (
+        f"a model hangs: {probes} test inferences in a row got no response, and the pod"
+        " completed no inference meanwhile"
+    )
