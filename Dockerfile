@@ -2,12 +2,16 @@
 #
 #   docker build --tag triton-pipelines/operator:dev .
 #
-# `make native` first builds the native tokenizer into the package. Without it only pipelines with
-# `tokenizer.implementation: Native` do not load.
+# A stage with Rust builds the native tokenizer. With NATIVE=prebuilt no Rust is needed: the image then has the library
+# that `make native` put into the package. Without one, only pipelines with `tokenizer.implementation: Native` do not load.
 #
 # Behind a package mirror or a private CA, hand both in as secrets; nothing of them ends up in the image:
 #   --secret id=pip-config,src=pip.conf --secret id=ca-bundle,src=ca.crt
 ARG BASE_IMAGE=python:3.12-slim-bookworm
+# Debian 12, so that the library needs no newer glibc than the oldest supported server image has.
+ARG RUST_IMAGE=rust:1.95-slim-bookworm
+# `build`, or `prebuilt`.
+ARG NATIVE=build
 
 # The environment without the package itself: a layer that only a change of the locked requirements makes anew. pip and
 # setuptools go again: neither is of use at run time, and what is not there needs no patching.
@@ -26,6 +30,21 @@ RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
  && pip install --compile --no-cache-dir --require-hashes --only-binary=:all: --requirement /opt/tritonpipe/requirements.txt \
  && pip uninstall --yes setuptools pip
 
+FROM ${RUST_IMAGE} AS native-build
+COPY native /src/native
+WORKDIR /src/native
+RUN --mount=type=secret,id=ca-bundle,target=/run/secrets/ca.crt \
+    if [ -s /run/secrets/ca.crt ]; then export CARGO_HTTP_CAINFO=/run/secrets/ca.crt; fi; \
+    RUSTFLAGS="--remap-path-prefix=/src/native=native --remap-path-prefix=${CARGO_HOME}=cargo" \
+    cargo build --release --locked --lib \
+ && mkdir -p "/native/$(uname -m)" \
+ && cp target/release/libtriton_tritonpipe_tokenizer.so "/native/$(uname -m)/"
+
+FROM ${BASE_IMAGE} AS native-prebuilt
+RUN mkdir /native
+
+FROM native-${NATIVE} AS native
+
 FROM runtime AS package
 COPY requirements/build.txt /build/requirements.txt
 RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
@@ -36,6 +55,7 @@ RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
  && /build/tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement /build/requirements.txt
 COPY pyproject.toml /src/
 COPY operator /src/operator
+COPY --from=native /native/ /src/operator/triton_pipelines/native/
 # The description that a package index would show is not needed here, and would rebuild the layer with every edit of it.
 RUN touch /src/README.md \
  && /build/tools/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels /src \

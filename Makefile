@@ -100,6 +100,12 @@ cluster-down: env ## Remove the local cluster
 fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
+compare-native: env ## Compare the native tokenizer with the Python step: TEXTS=100000 SEED=1
+	@$(BIN)/python -m tests.support.nativecompare $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
+
+fuzz-native: env ## Fuzz the native tokenizer under AddressSanitizer (Rust nightly): SECONDS=300 TARGET=requests|tokenizers
+	@$(BIN)/python -m tests.support.nativefuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TARGET),--target $(TARGET))
+
 soak: env ## Random faults against the operator, invariants checked after each: MINUTES=10 SEED=...
 	@$(BIN)/python -m tests.support.soak $(if $(MINUTES),--minutes $(MINUTES)) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(FAULT),--only "$(FAULT)")

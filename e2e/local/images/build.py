@@ -258,6 +258,8 @@ def _build(context: Path, tag: str, base: str) -> None:
             "--layers",
             "--pull=never",
             f"--build-arg=BASE_IMAGE={base}",
+            # The library in the package: a build inside the image would need an image with Rust.
+            *(["--build-arg=NATIVE=prebuilt"] if context == ROOT else []),
             *secrets,
             "--tag",
             tag,
