@@ -16,7 +16,7 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify \
+.PHONY: help env native native-release compare-native fuzz-native demo serve models test unit coverage integration e2e gpu lint verify \
   bench cluster cluster-down docs fuzz soak golden clean
 
 help: ## List the commands
@@ -48,6 +48,9 @@ $(DOCS_STAMP): requirements/docs.txt | $(STAMP)
 
 native: env ## Test and build the native tokenizer (Rust), and put it into the package
 	@$(BIN)/python -m e2e.local.native
+
+native-release: env ## Build the native tokenizer for x86_64 and aarch64 against glibc 2.28, into the package
+	@$(BIN)/python -m e2e.local.native_release
 
 demo: env ## Show the product on this machine, then on a local cluster (KEEP=1 keeps the cluster)
 	@KEEP=$(KEEP) $(BIN)/python -m e2e.demo

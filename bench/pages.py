@@ -7,10 +7,10 @@ A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends
 - ``results``: goal, value, whether it is met, and why not; - ``runs`` (of a step response),
 ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
 changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
-perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``overhead``, ``limits`` (of
-queues); - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU); - ``setup``:
-workload, what was simulated or replaced, machine and command; - ``plots``: plots by name, those
-that exist.
+perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``overhead``,
+``limits`` (of queues); - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU);
+- ``setup``: workload, what was simulated or replaced, machine and command; - ``plots``: plots by
+name, those that exist.
 """
 
 from __future__ import annotations
