@@ -39,6 +39,7 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "status": (_CLUSTER, "status", "status", {}),
     "explain": (_CLUSTER, "scaling", "explain", {}),
     "scaling": (_CLUSTER, "scaling", "scaling", {}),
+    "report": (_CLUSTER, "report", "report", {}),
     "crd": (_CLUSTER, "crd", "crd", {}),
     "operator": (_CONTAINERS, "operator_command", "operator", {}),
     # The loader reads its own options.

@@ -206,6 +206,14 @@ def operator(
             " (default both), or none; repeatable.",
         ),
     ] = None,
+    docs_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address of this project's docs folder; links of alerts to the runbooks start"
+            " with it.",
+        ),
+    ] = None,
     leader_elect: Annotated[
         bool | None,
         typer.Option(
@@ -278,6 +286,7 @@ def operator(
         "prometheus_url": prometheus_url,
         "monitoring_labels": monitoring_labels,
         "monitoring_auto": monitoring_auto,
+        "docs_url": docs_url,
         "leader_elect": leader_elect,
         "leader_elect_lease": leader_elect_lease,
         "leader_elect_lease_duration_seconds": leader_elect_lease_duration_seconds,
