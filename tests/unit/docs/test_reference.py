@@ -123,6 +123,16 @@ def test_the_readme_has_at_most_700_words() -> None:
     assert len((markdown.ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
 
 
+@pytest.mark.parametrize(
+    "page",
+    # The list of all commands is one page, so that its sections can be searched together.
+    [page for page in sorted((markdown.ROOT / "docs/user").glob("*.md")) if page.name != "cli.md"],
+    ids=markdown.name,
+)
+def test_a_user_page_has_at_most_1500_words(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= 1500
+
+
 @pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)
 def test_pages_speak_of_the_product_alone(page: Path) -> None:
     found = [
