@@ -20,6 +20,7 @@ from rich.text import Text
 
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
+from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 
 from .cluster_output import Output, OutputFormat, print_change, structured, table
 from .output import console
@@ -258,7 +259,7 @@ def explanation(pipeline: Mapping[str, Any]) -> list[str]:
         f"{name}: {state['bottleneck']}",
         f"Bottleneck: {advice.means}",
         "Numbers:",
-        *_step_lines(pipeline, conditions),
+        *_step_lines(pipeline),
         *(f"  {kind} {reason}: {message}" for kind, reason, message in conditions),
         "What to do:" if moves else "What to do: nothing.",
         *(f"  {number}. {move}" for number, move in enumerate(moves, 1)),
@@ -267,10 +268,12 @@ def explanation(pipeline: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _step_lines(
-    pipeline: Mapping[str, Any], conditions: Sequence[tuple[str, str, str]]
-) -> Iterator[str]:
-    """Yield each scaled step with its metrics and the reason of its verdict."""
+def _step_lines(pipeline: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each scaled step with its metrics and the reason of its verdict.
+
+    During a metrics outage the conditions give the reason of Unknown, once for all steps.
+    """
+    has_outage = bool(reported_metrics_failure(pipeline.get("status") or {}))
     for item in scaled_steps(pipeline):
         metrics = metrics_of(pipeline, item)
         load = (
@@ -281,12 +284,9 @@ def _step_lines(
             f"  {item['name']} ({item['verdict']}): {item.get('instances', 0)} of"
             f" {item.get('desiredInstances', 0)} desired in each pod; {load}"
         )
-        reason = item.get("verdictReason", "")
-        for _, why, message in conditions:  # shown once, with the condition
-            if reason.endswith(message):
-                reason = reason.removesuffix(message).rstrip(" :;").removesuffix(why)
-        if reason:
-            yield f"    {reason}"
+        is_explained = has_outage and item["verdict"] == Verdict.UNKNOWN
+        if item.get("verdictReason") and not is_explained:
+            yield f"    {item['verdictReason']}"
 
 
 def _moves(pipeline: Mapping[str, Any], advice: VerdictAdvice, bottleneck: str) -> list[str]:

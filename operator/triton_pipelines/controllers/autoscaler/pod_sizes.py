@@ -18,12 +18,12 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScali
 from triton_pipelines.controllers.handover import ScalingIntent
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.pod_resize import actual_limit
-from triton_pipelines.controllers.pipeline.pods_and_cpu import (
+from triton_pipelines.controllers.pipeline.resize_rejections import ResizeRejection
+from triton_pipelines.controllers.pipeline.scaling_observation import (
     bounds_of,
     observation_of,
     smallest_limit,
 )
-from triton_pipelines.controllers.pipeline.resize_rejections import ResizeRejection
 from triton_pipelines.controllers.pipeline.state import PipelineState
 from triton_pipelines.controllers.scaling_limits import limits_of
 
@@ -115,8 +115,8 @@ def observe_pods(
         live: Data of the live ConfigMap.
     """
     desired = memory.cpu.scale.desired if memory.cpu is not None else None
-    controller_memory = PipelineState.parse(live.get(names.KEY_MEMORY))
-    return observation_of(state.all_pods, deployment, desired, rejections, controller_memory)
+    pipeline_state = PipelineState.parse(live.get(names.KEY_MEMORY))
+    return observation_of(state.all_pods, deployment, desired, rejections, pipeline_state)
 
 
 def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None) -> PodSizes:

@@ -13,7 +13,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition, merge
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.autoscaling.types import truncate
+from triton_pipelines.autoscaling.types import Verdict, truncate
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
 from triton_pipelines.controllers.scaling_conditions import (
@@ -193,26 +193,32 @@ def _steps(
                 "instances": min(reported.values()),
                 "podsWithDesiredInstances": sum(seen == count for seen in reported.values()),
             }
+        previous = before.get(step.name, {})
         if step.name in verdicts:
-            verdict, explanation, _ = verdicts[step.name]
-            previous_text = before.get(step.name, {}).get("verdictReason") if is_same else None
-            entry |= {
-                "verdict": verdict.value,
-                "verdictReason": previous_text or truncate(explanation, REASON_MAX),
-            }
+            entry |= _verdict_fields(*verdicts[step.name][:2], previous if is_same else {})
         elif is_unobserved:
             # After a start of the operator, the reported values hold until the first observation.
-            entry |= {
-                name: value
-                for name, value in before.get(step.name, {}).items()
-                if name in _SCALED_FIELDS
-            }
+            entry |= {name: value for name, value in previous.items() if name in _SCALED_FIELDS}
         if step.name in diverged:
             reason = f"SourceChanged: {diverged[step.name]}"
         if reason:
             entry["reason"] = truncate(reason, REASON_MAX)
         result.append(entry)
     return result
+
+
+def _verdict_fields(
+    verdict: Verdict, explanation: str, unchanged: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a step's verdict.
+
+    Args:
+        verdict: The verdict on the step.
+        explanation: Its reason.
+        unchanged: The step in the present status, if only figures changed since.
+    """
+    reason = unchanged.get("verdictReason") or truncate(explanation, REASON_MAX)
+    return {"verdict": verdict.value, "verdictReason": reason}
 
 
 def _model_state(name: str, probes: Sequence[Probe]) -> tuple[int, str]:

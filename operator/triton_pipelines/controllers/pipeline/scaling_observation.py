@@ -8,7 +8,11 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
-from triton_pipelines.autoscaling.pods_and_cpu import PODS, PodAndCpuBounds, PodsObservation
+from triton_pipelines.autoscaling.pods_and_cpu import (
+    PODS,
+    PodAndCpuBounds,
+    PodsObservation,
+)
 from triton_pipelines.autoscaling.types import InfeasibleResize, StepLimits
 from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
@@ -63,7 +67,7 @@ def observation_of(
     remaining = [pod for pod in pods if not pod.deleting]
     owned = desired is not None and not state.cpu_resize.kept_by
     running = [pod for pod in remaining if pod.server_running] if owned else []
-    uneven = {
+    resize_pending = {
         pod.name: _pending_text(pod, desired, rejections.get(pod.uid))
         for pod in running
         if pending_reason(pod) or requested_limit(pod) != desired
@@ -78,7 +82,7 @@ def observation_of(
         there=len(remaining),
         ready=sum(pod.serving for pod in remaining),
         rolling=_is_rollout_pending(remaining, deployment, state.stalled_rollout.revision),
-        uneven=uneven,
+        resize_pending=resize_pending,
         infeasible=infeasible,
         cpu_taken=state.cpu_resize.kept_by,
     )
