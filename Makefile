@@ -16,7 +16,7 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify \
+.PHONY: help env native native-release compare-native fuzz-native demo serve models test unit coverage integration e2e gpu lint verify \
   bench cluster cluster-down docs release fuzz soak golden clean
 
 help: ## List the commands
@@ -48,6 +48,9 @@ $(DOCS_STAMP): requirements/docs.txt | $(STAMP)
 
 native: env ## Test and build the native tokenizer (Rust), and put it into the package
 	@$(BIN)/python -m e2e.local.native
+
+native-release: env ## Build the native tokenizer for x86_64 and aarch64 against glibc 2.28, into the package
+	@$(BIN)/python -m e2e.local.native_release
 
 demo: env ## Show the product on this machine, then on a local cluster (KEEP=1 keeps the cluster)
 	@KEEP=$(KEEP) $(BIN)/python -m e2e.demo
@@ -104,6 +107,12 @@ cluster-down: env ## Remove the local cluster
 
 fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
+
+compare-native: env ## Compare the native tokenizer with the Python step: TEXTS=100000 SEED=1
+	@$(BIN)/python -m tests.support.nativecompare $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
+
+fuzz-native: env ## Fuzz the native tokenizer under AddressSanitizer (Rust nightly): SECONDS=300 TARGET=requests|tokenizers
+	@$(BIN)/python -m tests.support.nativefuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TARGET),--target $(TARGET))
 
 soak: env ## Random faults against the operator, invariants checked after each: MINUTES=10 SEED=...
 	@$(BIN)/python -m tests.support.soak $(if $(MINUTES),--minutes $(MINUTES)) \

@@ -7,10 +7,10 @@ A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends
 - ``results``: goal, value, whether it is met, and why not; - ``runs`` (of a step response),
 ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
 changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
-perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``limits`` (of
-queues); - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU); - ``setup``:
-workload, what was simulated or replaced, machine and command; - ``plots``: plots by name, those
-that exist.
+perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``overhead``,
+``limits`` (of queues); - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU);
+- ``setup``: workload, what was simulated or replaced, machine and command; - ``plots``: plots by
+name, those that exist.
 """
 
 from __future__ import annotations
@@ -316,6 +316,19 @@ def fills(found: Result) -> str:
     return table(head, rows)
 
 
+def overhead(found: Result) -> str:
+    """Return the CPU per request of the tokenizer steps next to a model that does nothing."""
+    detail = found["detail"]
+    rows = [
+        ("a model that does nothing", _spread(detail["floorMicroseconds"], " µs")),
+        ("native step", _spread(detail["nativeMicroseconds"], " µs")),
+        ("Python step", _spread(detail["pythonMicroseconds"], " µs")),
+        ("Python step relative to nothing", _spread(detail["pythonOverFloor"], " times")),
+        ("Python step relative to native", _spread(detail["pythonOverNative"], " times")),
+    ]
+    return table(("CPU of the server per request", "Median (min to max)"), rows)
+
+
 def stage(found: Result) -> str:
     """Return the tokenizer stage next to the library."""
     rows = [
@@ -401,6 +414,7 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "paddings": paddings,
     "fills": fills,
     "stage": stage,
+    "overhead": overhead,
     "limits": limits,
     "ways": ways,
     "ratios": ratios,

@@ -23,6 +23,8 @@ CRATE = ROOT / "native"
 MINIMUM_RUST = (1, 85)
 """`rust-version` of the crate."""
 INPUTS = ("Cargo.toml", "Cargo.lock", "build.rs", "src")
+TEST_SERVER = "libtestserver.so"
+"""The backend with a server of one model around it (`native/fuzz`), for tests in this process."""
 KEPT_SETTINGS = ("CC", "CXX", "PATH", "HOME", "LANG", "TMPDIR")
 KEPT_PREFIXES = ("CARGO_", "RUSTUP_", "SSL_", "HTTP", "http", "NO_PROXY", "no_proxy")
 TAIL_LINES = 25
@@ -32,11 +34,11 @@ class NativeBuildError(RuntimeError):
     """The library could not be built; the message says what is needed."""
 
 
-def key(crate: Path = CRATE) -> str:
-    """Return the hash of everything that decides the library."""
+def key(crate: Path = CRATE, *more: str) -> str:
+    """Return the hash of everything that decides the library; `more` are further inputs."""
     files = [
         path
-        for name in INPUTS
+        for name in (*INPUTS, *more)
         for path in ([crate / name] if (crate / name).is_file() else (crate / name).rglob("*"))
         if path.is_file()
     ]
@@ -50,16 +52,32 @@ def library() -> Path:
         NativeBuildError: no Rust toolchain, or a failed build (with its last lines).
     """
     target = cache.cache_root() / f"native-{key()}" / NATIVE_TOKENIZER_LIBRARY
+    return _built(target, CRATE, "building the native tokenizer")
+
+
+def testserver() -> Path:
+    """Return the library of the test server, built if its sources have changed.
+
+    Raises:
+        NativeBuildError: as :func:`library`.
+    """
+    name = f"native-testserver-{key(CRATE, 'fuzz/Cargo.toml', 'fuzz/Cargo.lock', 'fuzz/src')}"
+    target = cache.cache_root() / name / TEST_SERVER
+    return _built(target, CRATE / "fuzz", "building the test server of the native tokenizer")
+
+
+def _built(target: Path, crate: Path, doing: str) -> Path:
+    """Return `target`, which is the library of `crate`."""
     if target.exists():
         return target
     with cache.locked(target.parent):
         if not target.exists():
-            with step("building the native tokenizer"):
-                _cargo("build", "--lib")
+            with step(doing):
+                _cargo("build", "--lib", crate=crate)
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                made = Path(scratch) / NATIVE_TOKENIZER_LIBRARY
-                shutil.copy(_target_folder() / "release" / NATIVE_TOKENIZER_LIBRARY, made)
+                made = Path(scratch) / target.name
+                shutil.copy(_target_folder() / "release" / target.name, made)
                 made.replace(target)
     return target
 
@@ -133,13 +151,13 @@ def _target_folder() -> Path:
     return cache.cache_root() / f"native-target-{cache.digest([lock])}"
 
 
-def _cargo(command: str, *arguments: str) -> None:
+def _cargo(command: str, *arguments: str, crate: Path = CRATE) -> None:
     # One job: a build in the background leaves the other cores to what the user does.
     call = [find_cargo(), command, "--release", "--locked", "--jobs=1", *arguments]
     with cache.locked(_target_folder()):
         done = subprocess.run(
             ["nice", *call],
-            cwd=CRATE,
+            cwd=crate,
             env=settings(os.environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -148,13 +166,14 @@ def _cargo(command: str, *arguments: str) -> None:
         )
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-TAIL_LINES:])
-        raise NativeBuildError(f"`cargo {command}` in {CRATE} failed:\n{tail}")
+        raise NativeBuildError(f"`cargo {command}` in {crate} failed:\n{tail}")
 
 
 def main() -> int:
     """Command line: test and build the library, put it into the package, print its place."""
     try:
         test()
+        testserver()
         print(install())
     except NativeBuildError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,8 +1,8 @@
 //! One batch of requests: texts to spans of rows and their widths, with an error per bad request.
 
-use crate::encoder::{Columns, Encoder, Row, RowError};
+use crate::encoder::{Columns, Encoder, MOST_ROW_BYTES, Row, RowError};
 use crate::layout::{MOST_BYTES, Span, size};
-use crate::settings::{Padding, Settings, Truncation};
+use crate::settings::{Kind, Padding, Settings, Truncation};
 use crate::texts::Input;
 use crate::words::WordMemory;
 
@@ -91,11 +91,18 @@ impl Batch {
         inputs: &[Input<'_>],
     ) -> Result<usize, Refusal> {
         let rows = read_rows(settings, inputs).map_err(Refusal::client)?;
+        let columns = settings.outputs.iter().filter(|output| output.kind != Kind::Lengths);
+        let token_bytes: usize = columns.filter_map(|output| size(output, 1, 1)).sum();
         let (first_row, mut token) = (self.columns.lengths.len(), self.columns.tokens);
         for (number, row) in rows.iter().enumerate() {
             encoder
                 .encode(*row, self.memory.as_mut(), &mut self.columns)
                 .map_err(|error| row_refusal(settings, encoder, number, &error))?;
+            // Padding only adds to this, so the response is refused before its columns grow.
+            if (self.columns.tokens - token).saturating_mul(token_bytes) > MOST_BYTES {
+                let tokens = self.columns.tokens - token;
+                return Err(too_large(&format!("{} rows with {tokens} tokens", number + 1)));
+            }
         }
         let lengths = &self.columns.lengths[first_row..];
         if settings.truncation == Truncation::Refuse {
@@ -127,17 +134,19 @@ impl Batch {
             let sizes = settings.outputs.iter().map(|output| size(output, span.rows, width));
             let bytes = sizes.fold(Some(0usize), |sum, size| sum?.checked_add(size?));
             if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
-                return Err(Refusal::client(format!(
-                    "{} rows of {width} tokens need more than the {} MiB that the response can have; \
-                     send fewer rows in a request",
-                    span.rows,
-                    MOST_BYTES >> 20
-                )));
+                return Err(too_large(&format!("{} rows of {width} tokens", span.rows)));
             }
             Ok((span, width))
         };
         spans.into_iter().map(|span| span.and_then(answer)).collect()
     }
+}
+
+fn too_large(what: &str) -> Refusal {
+    Refusal::client(format!(
+        "{what} need more than the {} MiB that the response can have; send fewer rows in a request",
+        MOST_BYTES >> 20
+    ))
 }
 
 fn read_rows<'a>(settings: &Settings, inputs: &[Input<'a>]) -> Result<Vec<Row<'a>>, String> {
@@ -177,6 +186,10 @@ fn refuse_long(settings: &Settings, lengths: &[usize]) -> Result<(), String> {
 
 fn row_refusal(settings: &Settings, encoder: &Encoder, row: usize, error: &RowError) -> Refusal {
     match error {
+        RowError::TooLarge => Refusal::client(format!(
+            "row {row} of {} is larger than the {MOST_ROW_BYTES} bytes allowed; shorten the text",
+            settings.names.join(" and ")
+        )),
         RowError::Library(message) => {
             Refusal::tokenizer(format!("the tokenizer failed on this request: {message}"))
         }
@@ -200,7 +213,7 @@ fn row_refusal(settings: &Settings, encoder: &Encoder, row: usize, error: &RowEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Integer, Kind, Output};
+    use crate::settings::{Integer, Output};
     use crate::words::tests::bert;
 
     fn settings(padding: Padding, truncation: Truncation) -> Settings {
@@ -276,5 +289,32 @@ mod tests {
         assert!(answers(&settings, &[&["fox"]])[0].is_ok());
         let refused = answers(&settings, &[&["fox", ""]]);
         assert!(refused[0].as_ref().unwrap_err().message.contains("than the 256 MiB"));
+    }
+
+    #[test]
+    fn rows_end_where_the_response_would_be_too_large() {
+        let mut settings = settings(Padding::Ragged, Truncation::LongestFirst);
+        settings.max_length = Some(2_000_000);
+        let mask = |number| Output {
+            name: format!("mask{number}"),
+            kind: Kind::AttentionMask,
+            integer: Integer::Int64,
+        };
+        settings.outputs = (0..64).map(mask).collect();
+        let row = "a,".repeat(MOST_ROW_BYTES / 8);
+        let refused = answers(&settings, &[&["fox"], &[row.as_str(); 9]]);
+        assert!(refused[0].is_ok());
+        let message = &refused[1].as_ref().unwrap_err().message;
+        assert!(message.starts_with("2 rows with 524292 tokens need more"), "{message}");
+    }
+
+    #[test]
+    fn large_rows_are_named() {
+        let settings = settings(Padding::Ragged, Truncation::LongestFirst);
+        let refused = answers(&settings, &[&["fox", &"a".repeat(MOST_ROW_BYTES + 1)]]);
+        assert_eq!(
+            refused[0].as_ref().unwrap_err().message,
+            "row 1 of TEXT is larger than the 1048576 bytes allowed; shorten the text"
+        );
     }
 }

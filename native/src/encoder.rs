@@ -5,13 +5,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tokenizers::{
-    Encoding, PaddingParams, PostProcessor, Tokenizer, TruncationParams, TruncationStrategy,
+    Encoding, NormalizedString, Normalizer, PaddingParams, PostProcessor, Tokenizer,
+    TruncationParams, TruncationStrategy,
 };
 
 use crate::pairs::{PairLayout, shares};
 use crate::settings::{Kind, Settings, Truncation};
 use crate::words::{WordMemory, WordRules};
 
+/// Most bytes of a row after normalization. The library needs about 160 times as many bytes of memory
+/// while it tokenizes a text, and up to three times that if it cuts the text into tiny parts.
+pub const MOST_ROW_BYTES: usize = 1 << 20;
+/// Bytes of a row that no Unicode normalization makes longer than [`MOST_ROW_BYTES`]: NFKC makes a
+/// text at most 11 times as long.
+const SURELY_SHORT: usize = MOST_ROW_BYTES / 16;
+/// Most bytes of a tokenizer's file. Parsed, it needs about ten times as many.
+const MOST_FILE_BYTES: u64 = 256 << 20;
 const PAD_TOKENS: [&str; 5] = ["[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad"];
 /// File next to a tokenizer that has tokens unknown to the model: `{"ids": n}`.
 const KNOWN_IDS: &str = "known_ids.json";
@@ -24,6 +33,8 @@ pub type Row<'a> = (&'a str, Option<&'a str>);
 pub enum RowError {
     /// The text of a pair that is not to be cut has so many tokens that none is left for the other.
     NoRoom(usize),
+    /// The row has more than [`MOST_ROW_BYTES`], after normalization or before it.
+    TooLarge,
     /// What the library said.
     Library(String),
 }
@@ -101,6 +112,13 @@ impl Encoder {
     pub fn load(folder: &Path, settings: &Settings) -> Result<Self, String> {
         let path = folder.join(&settings.file);
         let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
+        let bytes = std::fs::metadata(&path).map_or(0, |found| found.len());
+        if bytes > MOST_FILE_BYTES {
+            return Err(format!(
+                "{file}: has {bytes} bytes, more than the {MOST_FILE_BYTES} allowed; use a smaller \
+                 vocabulary"
+            ));
+        }
         let read = catch_unwind(|| Tokenizer::from_file(&path).map_err(|error| error.to_string()));
         let tokenizer = read
             .unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
@@ -171,9 +189,12 @@ impl Encoder {
         memory: Option<&mut WordMemory>,
         columns: &mut Columns,
     ) -> Result<(), RowError> {
-        let attempt = catch_unwind(AssertUnwindSafe(|| match memory {
-            Some(memory) => self.encode_by_words(row.0, memory, columns),
-            None => self.encode_by_library(row, columns),
+        let attempt = catch_unwind(AssertUnwindSafe(|| {
+            self.check_size(row)?;
+            match memory {
+                Some(memory) => self.encode_by_words(row.0, memory, columns),
+                None => self.encode_by_library(row, columns),
+            }
         }));
         attempt.unwrap_or_else(|panic| Err(RowError::Library(panic_message(panic.as_ref()))))
     }
@@ -184,6 +205,37 @@ impl Encoder {
         let token = *ids.iter().find(|id| **id >= known)?;
         let name = self.tokenizer.id_to_token(token).unwrap_or_default();
         Some(format!("{name} (id {token})").trim().to_owned())
+    }
+
+    /// Refuses a row whose tokens would need too much memory.
+    fn check_size(&self, row: Row<'_>) -> Result<(), RowError> {
+        let texts = [row.0, row.1.unwrap_or("")];
+        let mut room = MOST_ROW_BYTES;
+        for text in texts {
+            let size = if text.len() <= SURELY_SHORT || text.len() > MOST_ROW_BYTES {
+                text.len()
+            } else {
+                self.normalized_size(text)?
+            };
+            room = room.checked_sub(size).ok_or(RowError::TooLarge)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of a text after normalization, which runs in parts to bound its memory.
+    fn normalized_size(&self, text: &str) -> Result<usize, RowError> {
+        let Some(normalizer) = self.tokenizer.get_normalizer() else {
+            return Ok(text.len());
+        };
+        let (mut size, mut rest) = (0, text);
+        while !rest.is_empty() && size <= MOST_ROW_BYTES {
+            let (part, behind) = rest.split_at(part_end(rest));
+            let mut part = NormalizedString::from(part);
+            normalizer.normalize(&mut part).map_err(library_error)?;
+            size += part.get().len();
+            rest = behind;
+        }
+        Ok(size)
     }
 
     fn encode_by_words(
@@ -268,6 +320,12 @@ impl Encoder {
         extend_if(needs.special, &mut columns.special, made.get_special_tokens_mask(), kept);
         extend_if(needs.offsets, &mut columns.offsets, made.get_offsets(), kept);
     }
+}
+
+/// Returns the end of the first part of a text, at most [`SURELY_SHORT`] bytes on.
+fn part_end(text: &str) -> usize {
+    let end = SURELY_SHORT.min(text.len());
+    (0..=end).rev().find(|place| text.is_char_boundary(*place)).unwrap_or(end)
 }
 
 fn push_if<T>(needed: bool, column: &mut Vec<T>, value: T) {
@@ -422,6 +480,44 @@ mod tests {
         assert_eq!(
             error.as_deref(),
             Some("tritonpipe.max_length: 2 leaves no room for text next to 2 special tokens")
+        );
+    }
+
+    #[test]
+    fn rows_that_would_fill_the_memory_are_refused() {
+        let single = settings(&[Kind::InputIds], &["TEXT"], 7);
+        let mut tokenizer = bert(99);
+        tokenizer.with_normalizer(Some(tokenizers::normalizers::unicode::NFKC)).unwrap();
+        let encoder = Encoder::new(tokenizer, &single).unwrap();
+        let mut columns = Columns::default();
+        let mut encode = |text: &str| encoder.encode((text, None), None, &mut columns);
+        assert_eq!(encode(&"a ".repeat(MOST_ROW_BYTES / 2)), Ok(()));
+        assert_eq!(encode(&"a".repeat(MOST_ROW_BYTES + 1)), Err(RowError::TooLarge));
+        // NFKC makes 33 bytes of these 3.
+        let expanding = "\u{fdfa}";
+        assert_eq!(encode(&expanding.repeat(SURELY_SHORT / 3)), Ok(()));
+        assert_eq!(encode(&expanding.repeat(MOST_ROW_BYTES / 30)), Err(RowError::TooLarge));
+        let pairs = settings(&[Kind::InputIds], &["A", "B"], 7);
+        let encoder = Encoder::new(bert(99), &pairs).unwrap();
+        let half = "a".repeat(MOST_ROW_BYTES / 2 + 1);
+        let both = encoder.encode((&half, Some(&half)), None, &mut columns);
+        assert_eq!(both, Err(RowError::TooLarge));
+    }
+
+    #[test]
+    fn a_file_that_would_fill_the_memory_is_refused() {
+        let folder = std::env::temp_dir().join(format!("large-tokenizer-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = std::fs::File::create(folder.join("tokenizer.json")).unwrap();
+        file.set_len(MOST_FILE_BYTES + 1).unwrap();
+        let mut settings = settings(&[Kind::InputIds], &["TEXT"], 7);
+        settings.file = "tokenizer.json".into();
+        let error = Encoder::load(&folder, &settings).err().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(
+            error,
+            "tokenizer.json: has 268435457 bytes, more than the 268435456 allowed; use a smaller \
+             vocabulary"
         );
     }
 

@@ -4,6 +4,8 @@
 const PREFIX: usize = 4;
 /// Most bytes of one input of a request, the default limit of Triton's HTTP server.
 pub const MOST_BYTES: usize = 64 << 20;
+/// Most texts of one input of a request: empty ones take 4 bytes there, but 60 in here.
+const MOST_ROWS: i64 = 1 << 20;
 
 /// One input tensor as the client sent it.
 pub struct Input<'a> {
@@ -38,6 +40,11 @@ impl<'a> Input<'a> {
             return Err(format!(
                 "{name} has {} bytes, more than the {MOST_BYTES} allowed; send fewer or shorter texts",
                 self.bytes.len()
+            ));
+        }
+        if elements > MOST_ROWS {
+            return Err(format!(
+                "{name} has {elements} rows, more than the {MOST_ROWS} allowed; send fewer texts"
             ));
         }
         let elements = usize::try_from(elements).unwrap_or(usize::MAX);
@@ -133,8 +140,12 @@ mod tests {
         long[0..4].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(read(&[2, 1], &long, true).unwrap_err().starts_with("row 0 of TEXT ends beyond"));
         assert!(read(&[1, 1], &good, true).unwrap_err().contains("5 bytes after its last row"));
-        // A shape that claims more rows than memory could hold reserves none for them.
-        assert!(read(&[i64::MAX, 1], &good, true).unwrap_err().starts_with("row 2 of TEXT"));
+        assert!(read(&[MOST_ROWS, 1], &good, true).unwrap_err().starts_with("row 2 of TEXT"));
+        let message = read(&[MOST_ROWS + 1, 1], &good, true).unwrap_err();
+        assert_eq!(
+            message,
+            "TEXT has 1048577 rows, more than the 1048576 allowed; send fewer texts"
+        );
     }
 
     #[test]

@@ -106,7 +106,7 @@ class StepLimits:
     cores: float = 1.0
     """CPU cores that one more instance may use at most (``resourcesPerInstance``)."""
     memory_bytes: float = 0.0
-    """Memory that one more instance may use at most."""
+    """Memory that one more instance keeps at most."""
     shared_memory_bytes: float = 0.0
     """Share of /dev/shm that the renderer reserves for one instance."""
     tokenizer: bool = True

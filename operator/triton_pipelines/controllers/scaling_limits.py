@@ -9,7 +9,11 @@ from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.scaling import Scaling, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import ControlLaw, Fallback, PipelineLimits, StepLimits
-from triton_pipelines.compile.graph.container_resources import SHARED_MEMORY_PER_INSTANCE, sizes
+from triton_pipelines.compile.graph.container_resources import (
+    memory_per_instance,
+    shared_memory_per_instance,
+    sizes,
+)
 from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
 from triton_pipelines.compile.graph.quantities import bytes_of, millis
@@ -139,7 +143,7 @@ def _step_limits(step: Step) -> StepLimits:
         high=step.instances.counts.max,
         initial=step.instances.counts.initial,
         cores=millis(step.resources.cpu) / 1000,
-        memory_bytes=float(bytes_of(step.resources.memory)),
-        shared_memory_bytes=float(SHARED_MEMORY_PER_INSTANCE),
+        memory_bytes=float(memory_per_instance(step)),
+        shared_memory_bytes=float(shared_memory_per_instance(step)),
         tokenizer=step.role is Role.TOKENIZER,
     )

@@ -41,6 +41,8 @@ NUMBERS = itertools.count()
 PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
 TRUNCATIONS = ("LongestFirst", "OnlyFirst", "OnlySecond", "Refuse")
 COMPANY_US = 20_000
+LARGEST = 2**20
+"""Bytes of a text that the native step accepts."""
 
 
 def config(name: str, outputs: dict[str, str], inputs: list[str], data_type: str) -> str:
@@ -331,12 +333,24 @@ def test_only_requested_outputs_are_returned_and_time_is_reported(server: LocalT
 
 def test_large_texts_are_answered(server: LocalTriton) -> None:
     requests = [
-        {"TEXT": texts("x" * 5_000_000)},
-        {"TEXT": texts("the fox " * 200_000, "fox")},
-        {"TEXT": texts("日" * 500_000)},
+        {"TEXT": texts("x" * LARGEST)},
+        {"TEXT": texts("the fox " * (LARGEST // 8), "fox")},
+        {"TEXT": texts("日" * (LARGEST // 3))},
     ]
     steps = Steps(server, tinymodel.tokenizer(), IDS, {"max_length": "12"})
     compare_all(steps, server, requests)
+
+
+async def test_larger_texts_are_rejected_by_row(server: LocalTriton) -> None:
+    steps = Steps(server, tinymodel.tokenizer(), IDS, {"max_length": "12"})
+    async with TritonClient(server.grpc_address, deadline_s=30) as client:
+        assert await steps.load(client) is None
+        with pytest.raises(RejectedError) as caught:
+            await client.infer(steps.name, {"TEXT": texts("fox", "x" * (LARGEST + 1))})
+        assert caught.value.reason == (
+            f"row 1 of TEXT is larger than the {LARGEST} bytes allowed; shorten the text"
+        )
+        await steps.compare(client, {"TEXT": texts("fox")})
 
 
 async def test_a_changed_count_is_in_force_at_once_and_fails_nothing(server: LocalTriton) -> None:

@@ -21,6 +21,9 @@ BASE_MEMORY = 2 * 1024**3
 # older ones (python_backend).
 SHARED_MEMORY_BASE = 64 * 1024**2
 SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
+# What a native tokenizer instance keeps: at most 25 MB of cached words (native/src/words.rs), and
+# the tokens of its last batch.
+MEMORY_PER_NATIVE_INSTANCE = 32 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,21 @@ class Sizes:
     """Memory limit, which includes the shared memory."""
     shared_memory: str
     """Size of /dev/shm."""
+
+
+def shared_memory_per_instance(step: Step) -> int:
+    """Return the bytes of /dev/shm that one more instance of the step needs."""
+    return SHARED_MEMORY_PER_INSTANCE if step.python else 0
+
+
+def memory_per_instance(step: Step) -> int:
+    """Return the bytes of memory that one more instance of the step keeps at most.
+
+    A pod is sized for ``resourcesPerInstance.memory`` whatever runs the step, because the memory
+    of a large request does not depend on it.
+    """
+    memory = bytes_of(step.resources.memory)
+    return min(memory, MEMORY_PER_NATIVE_INSTANCE) if step.native else memory
 
 
 def _instances(step: Step, gpus: int) -> tuple[int, int]:

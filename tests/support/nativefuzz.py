@@ -1,0 +1,100 @@
+"""Fuzz the native tokenizer under AddressSanitizer: its files (`tokenizers`) and its requests.
+
+    make fuzz-native SECONDS=300 TARGET=requests
+
+The targets are in `native/fuzz/fuzz_targets`; Rust nightly compiles them. What makes one fail is
+kept in `out/fuzz-native`, together with the inputs that reach new code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from e2e.local import cache, native
+from tests.support.randomtokenizers import KINDS
+
+TARGETS = ("tokenizers", "requests")
+TRIPLE = "x86_64-unknown-linux-gnu"
+TOOLCHAIN = "+nightly"
+SEEDS = 40
+SERVED = 10
+"""Tokenizers that requests are sent to."""
+MEMORY_MIB = 4096
+SLOW_SECONDS = 120
+# The flags of cargo-fuzz: an address sanitizer, and coverage for libFuzzer.
+SANITIZER = (
+    "-Zsanitizer=address",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Ccodegen-units=1",
+    "-Cdebug-assertions",
+    "--cfg",
+    "fuzzing",
+)
+OUT = native.ROOT / "out" / "fuzz-native"
+
+
+def build() -> Path:
+    """Compile the targets; return the folder that they are in. A cold build takes minutes."""
+    target = cache.cache_root() / "native-fuzz-target"
+    environment = native.settings(os.environ)
+    environment |= {"CARGO_TARGET_DIR": str(target), "RUSTFLAGS": " ".join(SANITIZER)}
+    # Oniguruma, the regex library in C, is checked as well.
+    environment["CFLAGS"] = "-fsanitize=address"
+    call = [native.find_cargo(), TOOLCHAIN, "build", "--release", "--locked"]
+    call += [f"--target={TRIPLE}", "--features=fuzz"]
+    subprocess.run(call, cwd=native.CRATE / "fuzz", env=environment, check=True)
+    return target / TRIPLE / "release"
+
+
+def write_seeds(corpus: Path, served: Path) -> list[Path]:
+    """Write tokenizers of every kind as first inputs; return the files that requests use."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    served.mkdir(parents=True, exist_ok=True)
+    files = []
+    for number in range(SEEDS):
+        rng = random.Random(f"fuzz/{number}")
+        content = list(KINDS.values())[number % len(KINDS)](rng).to_str().encode()
+        (corpus / f"seed{number}").write_bytes(rng.randbytes(8) + content)
+        if number < SERVED:
+            files.append(served / f"{number}.json")
+            files[-1].write_bytes(content)
+    return files
+
+
+def main() -> int:
+    """Command line: run one target, or both in turn; return libFuzzer's exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--seconds", type=int, default=300)
+    arguments.add_argument("--target", choices=TARGETS)
+    arguments.add_argument("--seed", type=int, default=1)
+    given = arguments.parse_args()
+    folder = build()
+    files = write_seeds(OUT / "tokenizers", OUT / "served")
+    environment = {
+        **os.environ,
+        "TOKENIZERS": ":".join(map(str, files)),
+        "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0",
+    }
+    for target in [given.target] if given.target else TARGETS:
+        corpus = OUT / target
+        corpus.mkdir(exist_ok=True)
+        call = [str(folder / target), f"-seed={given.seed}", f"-max_total_time={given.seconds}"]
+        call += ["-len_control=0", "-max_len=20000", f"-timeout={SLOW_SECONDS}"]
+        call += [f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={OUT}/{target}-", str(corpus)]
+        done = subprocess.run(call, env=environment, check=False)
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

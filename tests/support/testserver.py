@@ -1,0 +1,149 @@
+"""The native tokenizer in this process, without Triton: `native/fuzz` links it to a test server."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from e2e.local import native
+
+# Data types as numbers of Triton's C API.
+BYTES = 13
+_INTEGERS = {8: np.int32, 9: np.int64}
+
+
+@dataclass(frozen=True)
+class NativeError:
+    """The error that a request gets."""
+
+    code: int
+    message: str
+
+
+Answer = dict[str, np.ndarray] | NativeError
+
+
+class _Block(ctypes.Structure):
+    _fields_ = (("data", ctypes.POINTER(ctypes.c_ubyte)), ("size", ctypes.c_size_t))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(native.testserver()))
+    library.testserver_load.restype = ctypes.c_void_p
+    library.testserver_load.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.POINTER(_Block),
+    ]
+    library.testserver_execute.restype = None
+    library.testserver_execute.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.POINTER(_Block),
+    ]
+    library.testserver_unload.restype = None
+    library.testserver_unload.argtypes = [ctypes.c_void_p]
+    library.testserver_free.restype = None
+    library.testserver_free.argtypes = [_Block]
+    return library
+
+
+def _taken(block: _Block) -> bytes:
+    try:
+        return ctypes.string_at(block.data, block.size)
+    finally:
+        _library().testserver_free(block)
+
+
+class NativeModel:
+    """A native tokenizer with one instance; close it after use."""
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], parameters: Mapping[str, str]
+    ) -> None:
+        """Load the model in ``folder``, which holds version 1.
+
+        Raises:
+            ValueError: the backend's message.
+        """
+        values = {key: {"string_value": value} for key, value in parameters.items()}
+        text = json.dumps({**config, "parameters": values})
+        self._outputs = [output["name"] for output in config["output"]]
+        error = _Block()
+        self._loaded = _library().testserver_load(
+            text.encode(), str(folder).encode(), ctypes.byref(error)
+        )
+        if not self._loaded:
+            raise ValueError(_taken(error).decode())
+
+    def execute(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Answer]:
+        """Answer requests of BYTES tensors as one batch."""
+        data = b"".join(
+            (struct.pack("<q", len(requests)), *(self._request(one) for one in requests))
+        )
+        answers = _Block()
+        _library().testserver_execute(self._loaded, data, len(data), ctypes.byref(answers))
+        reader = _Reader(_taken(answers))
+        return [reader.answer() for _ in requests]
+
+    def close(self) -> None:
+        """Unload the model."""
+        _library().testserver_unload(self._loaded)
+
+    def _request(self, inputs: Mapping[str, np.ndarray]) -> bytes:
+        parts = [struct.pack("<q", len(inputs))]
+        for name, rows in inputs.items():
+            shape = struct.pack(f"<{rows.ndim + 1}q", rows.ndim, *rows.shape)
+            content = b"".join(_elements(rows))
+            parts += (_block(name.encode()), struct.pack("<q", BYTES), shape)
+            parts += (struct.pack("<q", 1), _block(content))
+        parts += (
+            struct.pack("<q", len(self._outputs)),
+            *map(_block, map(str.encode, self._outputs)),
+        )
+        return b"".join(parts)
+
+
+def _elements(rows: np.ndarray) -> Iterator[bytes]:
+    for row in rows.flat:
+        yield struct.pack("<I", len(row)) + row
+
+
+def _block(content: bytes) -> bytes:
+    return struct.pack("<q", len(content)) + content
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def _number(self) -> int:
+        (value,) = struct.unpack_from("<q", self._data, self._at)
+        self._at += 8
+        return int(value)
+
+    def _block(self) -> bytes:
+        size = self._number()
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def answer(self) -> Answer:
+        code = self._number()
+        if code >= 0:
+            return NativeError(code, self._block().decode())
+        arrays = {}
+        for _ in range(self._number()):
+            name, data_type = self._block().decode(), self._number()
+            shape = [self._number() for _ in range(self._number())]
+            arrays[name] = np.frombuffer(self._block(), _INTEGERS[data_type]).reshape(shape)
+        return arrays

@@ -1,0 +1,60 @@
+"""A native tokenizer grows to its maximum: it is charged for what it uses, not for processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import builders
+from triton_pipelines.api import parse
+from triton_pipelines.autoscaling.caps import CapKind, GrowthCap, StepLoad, cpu_budget, growth_caps
+from triton_pipelines.autoscaling.signals import CpuSignal
+from triton_pipelines.autoscaling.types import PipelineLimits
+from triton_pipelines.compile.graph import build
+from triton_pipelines.controllers.scaling_limits import limits_of
+
+ROOT = Path(__file__).resolve().parents[3]
+MIB = 2**20
+
+
+def limits(implementation: str, **server: Any) -> PipelineLimits:
+    """Return the limits of the sample of long documents."""
+    sample = yaml.safe_load((ROOT / "manifests/samples/documents.yaml").read_text())
+    sample["spec"]["tokenizer"]["implementation"] = implementation
+    sample["spec"]["server"] = server
+    pipeline, findings = parse(sample)
+    assert pipeline is not None
+    assert not findings
+    return limits_of(pipeline, build(pipeline, builders.options()), "r")
+
+
+def cap(found: PipelineLimits, memory_mib: int = 800) -> GrowthCap:
+    """Return the bound on two busy instances that need twenty."""
+    (step,) = found.steps
+    load = StepLoad(step, 2, 20, 20, 2.0, 1.0, 0.04)
+    cpu = CpuSignal(used=1.0, measured=True, throttled=0.0, memory_bytes=memory_mib * MIB)
+    return growth_caps(found, [load], cpu_budget(found, [load], cpu), cpu)["tokenizer"]
+
+
+@pytest.mark.parametrize("implementation", ["Python", "Native"])
+def test_the_sample_grows_to_its_maximum(implementation: str) -> None:
+    reached = cap(limits(implementation))
+    assert (reached.count, reached.kind) == (8, CapKind.MAXIMUM)
+
+
+def test_only_processes_need_shared_memory() -> None:
+    small = {"sharedMemory": "256Mi"}
+    assert cap(limits("Python", **small)).kind is CapKind.SHARED_MEMORY
+    assert cap(limits("Native", **small)).kind is CapKind.MAXIMUM
+
+
+def test_a_native_instance_is_charged_for_its_word_cache() -> None:
+    small = {"resources": {"limits": {"memory": "2Gi"}}}
+    python, native = (limits(one, **small) for one in ("Python", "Native"))
+    assert (python.steps[0].memory_bytes, native.steps[0].memory_bytes) == (400 * MIB, 32 * MIB)
+    # 146 MiB are left below 95 % of the limit.
+    assert (cap(python, 1800).count, cap(python, 1800).kind) == (2, CapKind.MEMORY)
+    assert (cap(native, 1800).count, cap(native, 1800).kind) == (6, CapKind.MEMORY)
