@@ -10,7 +10,7 @@ from tests.support import builders
 from tests.support.measuredworld import BOTH, BUCKETED, PADDING, SLO, padding, run, world_of
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
-from triton_pipelines.cli.scaling import explanation
+from triton_pipelines.cli.explain import explanation
 
 
 def written() -> Tuning:
