@@ -30,7 +30,7 @@ def completion(
     For bash: `source <(tritonpipe completion bash)` in ~/.bashrc; for zsh the same in ~/.zshrc,
     after compinit; for fish: `tritonpipe completion fish | source` in config.fish.
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     typer.echo(get_completion_script(prog_name=PROGRAM, complete_var=_VARIABLE, shell=shell.value))
 
@@ -48,7 +48,7 @@ def command_to_complete() -> str | None:
 
 def complete(app: typer.Typer) -> NoReturn:
     """Answer the shell, and end the process."""
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
     app(prog_name=PROGRAM, complete_var=_VARIABLE)

@@ -37,6 +37,10 @@ async def read_page(api: ApiClient, namespace: str, pod: str, port: int, path: s
             return _body(await _exchange(api, namespace, pod, port, path))
     except TimeoutError as error:
         raise PortForwardError("no complete response in time") from error
+    except aiohttp.WSServerHandshakeError as error:
+        raise PortForwardError(
+            f"the API server returned {error.status} for pods/portforward; ask for that right"
+        ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise PortForwardError(f"{type(error).__name__}: {error}") from error
 

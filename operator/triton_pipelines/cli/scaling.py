@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -53,11 +54,13 @@ async def _watch(query: StatusQuery, output: OutputFormat) -> None:
         if query.name is not None and output.is_table and page.is_terminal:
             await _plot(query, live, page)
             return
-        shown = ""
+        shown = note = ""
         async for found in poll_pipelines(query, watch_seconds=math.inf):
             pipelines: Sequence[Mapping[str, Any]] = found
             if query.name is not None:
                 pipelines = [await live.updated(found[0])]
+                if live.note != note:
+                    typer.echo(note := live.note, err=True)
             shown = print_change(_format(query, pipelines, output), shown, output)
 
 

@@ -46,7 +46,7 @@ def test_strict_fails_where_something_was_changed(tritonpipe: Run) -> None:
 def test_what_the_server_does_not_know_is_left_out(tritonpipe: Run, tmp_path: Path) -> None:
     file = tmp_path / "detector.yaml"
     image = "--image=example.com/tritonserver:24.10-py3"
-    ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "-o", str(file))
+    ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "--output-file", str(file))
     assert ended.code == 0, ended.err
     assert (
         "detector/config.pbtxt: model_metrics: not carried over: Triton 24.10 does not support"
@@ -58,7 +58,7 @@ def test_what_the_server_does_not_know_is_left_out(tritonpipe: Run, tmp_path: Pa
 
 def test_the_placeholder_is_named_by_validate(tritonpipe: Run, tmp_path: Path) -> None:
     file = tmp_path / "match.yaml"
-    ended = tritonpipe("import", str(REPOSITORIES / "branches"), "-o", str(file))
+    ended = tritonpipe("import", str(REPOSITORIES / "branches"), "--output-file", str(file))
     assert (ended.code, ended.out) == (0, "")
     assert (
         f"tritonpipe serve {file} --source-map pvc://replace-me/=file://{REPOSITORIES}/branches/"
@@ -238,7 +238,7 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
         ),
         ("versions", lambda _: ["--set=x"], "--set: 'x' is not NAME=VALUE"),
         ("versions", lambda _: ["--source-uri=x"], "--source-uri: 'x' is not a URI"),
-        ("versions", lambda folder: ["-o", str(folder / RANK)], "already exists"),
+        ("versions", lambda folder: ["--output-file", str(folder / RANK)], "already exists"),
     ],
 )
 def test_what_is_wrong_is_named(

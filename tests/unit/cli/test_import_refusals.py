@@ -138,7 +138,7 @@ def test_one_model_for_two_steps_is_refused(import_of: Import) -> None:
 def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Path) -> None:
     file = tmp_path / "made.yaml"
     changes = replaced("bert/config.pbtxt", "KIND_GPU", "KIND_GPU count: 300")
-    ended = import_of(changes, "-o", str(file))
+    ended = import_of(changes, "--output-file", str(file))
     assert (ended.code, file.exists()) == (1, False)
     assert (
         "bert/config.pbtxt: a resource cannot express this (spec.model.instances.count): must be at"

@@ -413,7 +413,7 @@ def _bad_json(model: Model) -> list[str]:
 
 def _taken(model: Model) -> list[str]:
     (model.folder / "taken.yaml").write_text("kept")
-    return [*_break()(model), "--output", str(model.folder / "taken.yaml")]
+    return [*_break()(model), "--output-file", str(model.folder / "taken.yaml")]
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def _taken(model: Model) -> list[str]:
         (_not_onnx, r"model\.onnx: is an HTML or XML page"),
         (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
         (_bad_json, r"config\.json: is not valid JSON"),
-        (_taken, r"--output: .*taken\.yaml already exists"),
+        (_taken, r"--output-file: .*taken\.yaml already exists"),
         (
             _break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}),
             r"reads past_key_values\.0\.key, the cache of a generative model",
@@ -471,7 +471,7 @@ def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: st
 
 def test_an_existing_file_is_kept_and_a_new_one_written(model: Model) -> None:
     path = model.folder / "topics.yaml"
-    assert model.write(LOGITS).init("--output", str(path)).out == ""
+    assert model.write(LOGITS).init("--output-file", str(path)).out == ""
     assert yaml.safe_load(path.read_text())["metadata"] == {"name": "topics"}
 
 
