@@ -46,7 +46,9 @@ def test_strict_fails_where_something_was_changed(tritonpipe: Run) -> None:
 def test_what_the_server_does_not_know_is_left_out(tritonpipe: Run, tmp_path: Path) -> None:
     file = tmp_path / "detector.yaml"
     image = "--image=example.com/tritonserver:24.10-py3"
-    ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "--output-file", str(file))
+    ended = tritonpipe(
+        "import", str(REPOSITORIES / "accelerated"), image, "--output-file", str(file)
+    )
     assert ended.code == 0, ended.err
     assert (
         "detector/config.pbtxt: model_metrics: not carried over: Triton 24.10 does not support"

@@ -74,10 +74,11 @@ class Model:
         )
 
     def spec(self, *options: str) -> dict[str, Any]:
-        """The spec of a run that ends well; `validate` has to say so as well."""
+        """The spec of a run that ends well; `validate --strict` has to say so as well."""
         ended = self.init(*options)
         assert ended.code == 0, ended.err
-        judged = self.tritonpipe("validate", "-", text=ended.out.encode())
+        addressed = ended.out.replace("pvc://replace-me/", "s3://models/")
+        judged = self.tritonpipe("validate", "--strict", "-", text=addressed.encode())
         assert judged.code == 0, judged.out
         spec: dict[str, Any] = yaml.safe_load(ended.out)["spec"]
         return spec
@@ -326,7 +327,13 @@ def test_a_model_without_text_needs_no_tokenizer(model: Model) -> None:
         "s3://models/images",
     )
     made = yaml.safe_load(ended.out)
-    assert (ended.code, made["metadata"]["name"], list(made["spec"])) == (0, "images", ["model"])
+    assert (ended.code, made["metadata"]["name"], list(made["spec"])) == (
+        0,
+        "images",
+        ["model", "health"],
+    )
+    assert model.tritonpipe("validate", "--strict", "-", text=ended.out.encode()).code == 0
+    assert "# LOOK: no file has an example of pixels" in ended.out
     assert made["spec"]["model"]["source"]["uri"] == "s3://models/images/model.onnx"
 
 
