@@ -20,7 +20,10 @@ from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, Reas
 from triton_pipelines.app.config import OperatorConfig, variable_of
 from triton_pipelines.cli.main import app
 
-CLI = (markdown.ROOT / "docs/user/cli.md").read_text(encoding="utf-8")
+CLI = "\n".join(
+    page.read_text(encoding="utf-8")
+    for page in sorted((markdown.ROOT / "docs/user").glob("cli*.md"))
+)
 REASONS = (markdown.ROOT / "docs/runbooks/reasons.md").read_text(encoding="utf-8")
 STATUS = (markdown.ROOT / "docs/user/status.md").read_text(encoding="utf-8")
 
