@@ -73,9 +73,7 @@ def p99_of_slowest_pod(scope: str, by: str) -> str:
 
 def latency_budget_used(scope: str) -> str:
     """Return the p99 of the slowest pod as a share of the latency budget, by pipeline."""
-    by = "namespace, pipeline"
-    budget = f"max by ({by}) (tritonpipe_pipeline_latency_budget_seconds{{{scope}}})"
-    return f"{p99_of_slowest_pod(scope, by)} / on ({by}) ({budget} > 0)"
+    return f"tritonpipe:latency_budget_used:ratio{{{scope}}}"
 
 
 def by_pipeline(expression: str, scope: str) -> str:

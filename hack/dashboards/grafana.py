@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from triton_pipelines.compile.render.prometheus_rules import DOCS_URL
+
 SCHEMA_VERSION: Final = 41
 """That of Grafana 12.0; newer releases migrate it, Grafana 11 reads it as it is."""
 COLUMNS: Final = 24
@@ -18,8 +20,6 @@ COLUMNS: Final = 24
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 TAG: Final = "triton-pipelines"
 """Tag by which the dashboards link to each other."""
-DOCS_URL: Final = "https://example.com/triton-pipelines/docs"
-"""Initial value of the variable ``docs_url``; the chart replaces it by its value of that name."""
 _NO_LIMIT: Final = {"color": "text", "value": None}
 
 

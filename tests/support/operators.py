@@ -352,12 +352,21 @@ async def grant_cpu(client: Client, namespace: str) -> None:
 
 
 async def resize_by_hand(client: Client, pod: Object, cpu: str, manager: str) -> None:
-    """Resize a pod in place as another controller, such as a Vertical Pod Autoscaler, does."""
+    """Resize a pod in place as another controller, such as a Vertical Pod Autoscaler, does.
+
+    API servers refuse to resize a running container whose resources its kubelet has not reported:
+    they take the node for one that cannot resize. So ``grant_cpu`` has to run beside this.
+    """
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+    async def resources_are_reported() -> bool:
+        status = (await client.get(PODS, namespace, name))["status"]
+        return "resources" in server_of(status["containerStatuses"])
+
+    await eventually(f"the resources of {name} are reported", resources_are_reported)
     resources = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
     body = {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
-    await client.resize_pod(
-        pod["metadata"]["namespace"], pod["metadata"]["name"], body, manager=manager
-    )
+    await client.resize_pod(namespace, name, body, manager=manager)
 
 
 def is_ready(pod: Object) -> bool:

@@ -25,6 +25,7 @@ from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.latency_reader import LatencyReader
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.work_queue import BUG, Backoff, Key, Result
+from triton_pipelines.compile.render.monitoring import MonitoringSettings
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.current_specs import CurrentSpecs
@@ -102,7 +103,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         client=services.client,
         store=store,
         scopes=config.scopes,
-        labels=config.monitoring_labels,
+        settings=MonitoringSettings(config.monitoring_labels, config.docs_url),
         automatic=frozenset(config.monitoring_auto),
         enqueue=enqueue,
         handover=handover,

@@ -37,6 +37,7 @@ from triton_pipelines.compile.graph.options import (
     Options,
     PodTemplateMode,
 )
+from triton_pipelines.compile.render.prometheus_rules import DOCS_URL
 from triton_pipelines.loader.uris import SourceMap
 
 ENV_PREFIX: Final = "TRITONPIPE_"
@@ -136,6 +137,8 @@ class OperatorConfig(BaseModel):
             selectors of the Prometheus that is to find them.
         monitoring_auto: for which of podMonitor and prometheusRule Auto creates an object; none if
             something else covers all pipelines.
+        docs_url: address of this project's docs folder; links of the alerts in PrometheusRules to
+            the runbooks start with it.
         leader_elect: whether to reconcile only while holding the Lease; needed for more than one
             replica.
         leader_elect_lease: name of the Lease, in the operator's namespace.
@@ -186,6 +189,7 @@ class OperatorConfig(BaseModel):
     prometheus_url: str | None = None
     monitoring_labels: Pairs = Field(default_factory=dict, validate_default=True)
     monitoring_auto: Names = MONITORING
+    docs_url: Annotated[str, Field(pattern=r"^https?://[^\s\"\\]+$")] = DOCS_URL
     leader_elect: bool = False
     leader_elect_lease: str = "triton-pipelines-operator"
     leader_elect_lease_duration_seconds: int = Field(default=15, ge=1, le=3600)

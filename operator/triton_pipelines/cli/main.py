@@ -40,6 +40,7 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "status": (_CLUSTER, "status", "status", {}),
     "explain": (_CLUSTER, "explain", "explain", {}),
     "scaling": (_CLUSTER, "scaling", "scaling", {}),
+    "report": (_CLUSTER, "report", "report", {}),
     "crd": (_CLUSTER, "crd", "crd", {}),
     "completion": (_LOCAL, "completion", "completion", {}),
     "operator": (_CONTAINERS, "operator_command", "operator", {}),

@@ -202,6 +202,14 @@ class OperatorOptions:
             " (default both), or none; repeatable.",
         ),
     ] = None
+    docs_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address of this project's docs folder; links of alerts to the runbooks start"
+            " with it.",
+        ),
+    ] = None
     leader_elect: Annotated[
         bool | None,
         typer.Option(

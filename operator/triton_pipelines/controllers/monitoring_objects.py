@@ -39,7 +39,11 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Key, Store, key_of
 from triton_pipelines.compile.graph.acting_account import acting_account
 from triton_pipelines.compile.graph.options import Options
-from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
+from triton_pipelines.compile.render.monitoring import (
+    MonitoringSettings,
+    pod_monitor,
+    prometheus_rule,
+)
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover
@@ -69,8 +73,8 @@ class MonitoringKind:
     """The field under ``spec.observability`` that requests it."""
     presence: Callable[[InferencePipeline], Presence | None]
     """Returns the value of that field."""
-    render: Callable[[InferencePipeline, Mapping[str, str]], Object]
-    """Renders the object with additional labels."""
+    render: Callable[[InferencePipeline, MonitoringSettings], Object]
+    """Renders the object."""
 
     @property
     def path(self) -> str:
@@ -104,8 +108,8 @@ class MonitoringObjects:
     """The operator's caches."""
     scopes: tuple[str | None, ...]
     """Namespaces to list; ``(None,)`` lists all at once."""
-    labels: Mapping[str, str]
-    """Labels of every object, for the selectors of the Prometheus that is to find them."""
+    settings: MonitoringSettings
+    """What is written into every object."""
     automatic: frozenset[str]
     """Fields for which Auto creates an object."""
     enqueue: Callable[[Key], None]
@@ -245,7 +249,7 @@ class MonitoringObjects:
         uid, writer = str(pipeline.metadata.uid), self._writer(pipeline)
         is_automatic = presence is Presence.AUTO and kind.field in self.automatic
         if presence is Presence.ENABLED or is_automatic:
-            await self._apply(kind, kind.render(pipeline, self.labels), known, uid, writer)
+            await self._apply(kind, kind.render(pipeline, self.settings), known, uid, writer)
         elif known is not None and owned(known, uid):
             namespace, name = key_of(known)
             async with writer.explaining(kind.resource, name):

@@ -1,1 +1,4 @@
-"""Tools that the CLI and Jobs use and controllers never import: load generator, tuner, importer."""
+"""Tools that the CLI and Jobs use and controllers never import.
+
+The load generator, the tuner, the importer and the report of a pipeline.
+"""

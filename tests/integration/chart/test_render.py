@@ -175,6 +175,7 @@ def test_full_values_reach_the_operator() -> None:
         Path("/etc/tritonpipe/operator/operator-key"),
     )
     assert dict(config.monitoring_labels) == {"release": "prometheus", "team": "nlp"}
+    assert config.docs_url == "https://docs.example.org/triton-pipelines/"
     assert config.monitoring_auto == (), "the chart makes one of each for all pipelines"
     assert config.cluster_wide
     assert operator_config(render("namespaced")).namespaces == ("team-a", "team-b")
@@ -285,7 +286,7 @@ REFUSED = [
     (["--set", "metrics.authentication=token"], "tlsSecret"),
     (["--set", "metrics.podMonitor.interval=soon"], "/metrics/podMonitor/interval"),
     (["--set", "monitoring.podMonitor.interval=5"], "/monitoring/podMonitor/interval"),
-    (["--set", 'monitoring.dashboards.docsUrl=https://a"b'], "/monitoring/dashboards/docsUrl"),
+    (["--set", 'monitoring.docsUrl=https://a"b'], "/monitoring/docsUrl"),
     (["--set", "prometheus.url=prometheus:9090"], "/prometheus/url"),
     (
         ["--set", "prometheus.url=http://a", "--set", "prometheus.connections[0].url=http://b"],

@@ -18,6 +18,7 @@ from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.render.monitoring import MonitoringSettings
 from triton_pipelines.compile.render.objects import live_config_map
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
@@ -70,7 +71,7 @@ def watching(
             cast(Client, server),
             store,
             (None,),
-            {},
+            MonitoringSettings(),
             frozenset(),
             dues.append,
             handover := Handover(),

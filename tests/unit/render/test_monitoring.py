@@ -8,16 +8,32 @@ import pytest
 
 from tests.support import builders
 from triton_pipelines.api import names
-from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
+from triton_pipelines.compile.render.monitoring import (
+    MonitoringSettings,
+    pod_monitor,
+    prometheus_rule,
+)
 from triton_pipelines.compile.render.prometheus_rules import Scope, alerts, recording_rules
 
-LABELS = {"release": "kube-prometheus", names.LABEL_PIPELINE: "somebody"}
+SETTINGS = MonitoringSettings(
+    {"release": "kube-prometheus", names.LABEL_PIPELINE: "other"},
+    "https://docs.example.org/triton-pipelines/",
+)
 SELECTOR = re.compile(r"\b(?:nv_|container_|DCGM_|tritonpipe[_:])[\w:]+(\{[^}]*\})?")
+
+
+def test_alerts_link_to_the_configured_documentation() -> None:
+    item = prometheus_rule(builders.pipeline(), SETTINGS)
+    _, alert_group = item["spec"]["groups"]
+    assert {rule["annotations"]["runbook_url"] for rule in alert_group["rules"]} == {
+        f"https://docs.example.org/triton-pipelines/runbooks/alerts.md#{rule['alert'].lower()}"
+        for rule in alert_group["rules"]
+    }
 
 
 def test_labels_are_added_and_take_nothing_from_the_operators_own() -> None:
     pipeline = builders.pipeline(name="sentiment", namespace="nlp")
-    for item in (pod_monitor(pipeline, LABELS), prometheus_rule(pipeline, LABELS)):
+    for item in (pod_monitor(pipeline, SETTINGS), prometheus_rule(pipeline, SETTINGS)):
         assert item["metadata"]["labels"] == {
             "release": "kube-prometheus",
             **names.labels("sentiment"),

@@ -17,6 +17,8 @@ WINDOW: Final = "2m"
 CPU_WINDOW: Final = "2m"
 BY: Final = "namespace, pipeline, pod, model"
 RUNBOOKS: Final = "docs/runbooks/alerts.md"
+# Placeholder for the address of the docs folder; the chart replaces it in its files.
+DOCS_URL: Final = "https://example.com/triton-pipelines/docs"
 
 Rule = dict[str, Any]
 
@@ -85,7 +87,7 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
     Args:
         scope: The pipeline to which the rules are limited; ``None`` for all pipelines.
     """
-    rules = {**_load_rules(), **_cpu_rules(), **_gpu_rules()}
+    rules = {**_load_rules(), **_cpu_rules(), **_gpu_rules(), **_slo_rules()}
     return [
         {"record": name, "expr": scope.of(expression) if scope else expression}
         for name, expression in rules.items()
@@ -171,17 +173,45 @@ def _gpu_rules() -> dict[str, str]:
     }
 
 
-def alerts(scope: Scope | None = None) -> list[Rule]:
+def _slo_rules() -> dict[str, str]:
+    """Return the rule about the SLO: the p99 of the slowest pod as a share of its budget."""
+    by_model, by_pipeline = "namespace, pipeline, model", "namespace, pipeline"
+    p99 = f'1e-6 * max by ({by_model}) (nv_inference_request_summary_us{{quantile="0.99"}})'
+    public_model = f"max by ({by_model}) (tritonpipe_pipeline_model_info)"
+    budget = f"max by ({by_pipeline}) (tritonpipe_pipeline_latency_budget_seconds)"
+    return {
+        # The model that clients call. Above 1 the SLO is violated. No value without an SLO.
+        "tritonpipe:latency_budget_used:ratio": (
+            f"max by ({by_pipeline}) ({p99} * on ({by_model}) group_left () {public_model})"
+            f" / on ({by_pipeline}) ({budget} > 0)"
+        ),
+    }
+
+
+def alerts(scope: Scope | None = None, docs_url: str = DOCS_URL) -> list[Rule]:
     """Return the alerts; each has a section in docs/runbooks/alerts.md.
 
     Args:
         scope: The pipeline to which the alerts are limited; ``None`` for all pipelines, and the
             operator itself.
+        docs_url: Address of the docs folder, with which the annotation ``runbook_url`` starts.
     """
+    rules = [*_status_alerts(), *_scaling_alerts()]
     if scope is None:
-        return [*_status_alerts(), *_scaling_alerts(), *_operator_alerts()]
-    made = [*_status_alerts(), *_scaling_alerts()]
-    return [{**rule, "expr": scope.of(rule["expr"])} for rule in made]
+        rules += _operator_alerts()
+    return [
+        {
+            **rule,
+            "expr": scope.of(rule["expr"]) if scope else rule["expr"],
+            "annotations": {**rule["annotations"], "runbook_url": _runbook(rule, docs_url)},
+        }
+        for rule in rules
+    ]
+
+
+def _runbook(rule: Rule, docs_url: str) -> str:
+    page = RUNBOOKS.removeprefix("docs/")
+    return f"{docs_url.rstrip('/')}/{page}#{rule['alert'].lower()}"
 
 
 _OF_PIPELINE: Final = "{{ $labels.namespace }}/{{ $labels.pipeline }}"
@@ -223,6 +253,14 @@ def _status_alerts() -> list[Rule]:
             f"A change of {_OF_PIPELINE} has not been completed",
             "The operator has been rolling out a change, or waiting for resources that the change"
             " needs, for 30 minutes.",
+        ),
+        _alert(
+            "TritonPipelineSLOViolated",
+            "tritonpipe:latency_budget_used:ratio > 1",
+            "10m",
+            f"{_OF_PIPELINE} violates its SLO",
+            "The p99 in the slowest pod is {{ $value | humanizePercentage }} of what the SLO leaves"
+            " for the server.",
         ),
         _alert(
             "TritonPipelineServerAdvisory",
@@ -330,16 +368,18 @@ def _alert(
         "annotations": {
             "summary": summary,
             "description": description,
-            "runbook": f"{RUNBOOKS}#{name.lower()}",
         },
     }
 
 
-def groups(scope: Scope | None = None) -> dict[str, Any]:
-    """Return a rule file, which is also the spec of a PrometheusRule."""
+def groups(scope: Scope | None = None, docs_url: str = DOCS_URL) -> dict[str, Any]:
+    """Return a rule file, which is also the spec of a PrometheusRule.
+
+    Arguments as for :func:`alerts`.
+    """
     return {
         "groups": [
             {"name": "triton-pipelines.rules", "rules": recording_rules(scope)},
-            {"name": "triton-pipelines.alerts", "rules": alerts(scope)},
+            {"name": "triton-pipelines.alerts", "rules": alerts(scope, docs_url)},
         ]
     }
