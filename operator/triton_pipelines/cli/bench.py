@@ -25,6 +25,7 @@ from .bench_run import (
 )
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .local_options import LocalServerOptions
+from .model_metadata import ModelMetadata
 from .option_groups import expand_options
 from .output import print_wide, write_file
 from .plot_output import check_plottable
@@ -63,14 +64,9 @@ def bench(
 
     Exit codes: 1 the resource is not valid, 2 wrong usage, 3 the server failed or never answered.
     """
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise CommandError(
-            f"--plot {plot}: the format is SVG; name it {plot.with_suffix('.svg').name}",
-            EXIT_USAGE,
-        )
+    _check_plot(plot)
     base = load.spec()
     specs = load_specs(base, load.concurrency, load.rate)
-    check_plottable(plot, "--plot")
     with exit_on_signals(), contextlib.ExitStack() as stack:
         served = served_model(
             target, load.grpc, stack, local.of_the_server(), local.source_map or []
@@ -78,15 +74,7 @@ def bench(
         served = replace(served, tls=client_tls(served.server, tls))
         protocol = InferenceProtocol.GRPC if is_grpc(served.server) else load.protocol
         model = model_metadata(served, load.timeout)
-        requests = build_requests(
-            model,
-            file=content.texts,
-            lengths=content.lengths,
-            rows=content.rows,
-            values=content.value or [],
-            files=content.file or [],
-            seed=load.seed,
-        )
+        requests = _requests(model, content, load.seed)
         loads = list(
             planned_loads(requests, base, specs, baseline=load.baseline, batched=model.batched)
         )
@@ -98,6 +86,28 @@ def bench(
     if ended is not None:
         raise CommandError(str(ended), EXIT_FAILED) from ended
     check_answered([item for _, _, item in measured])
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a file that cannot become an SVG, before minutes of work."""
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise CommandError(
+            f"--plot {plot}: the format is SVG; name it {plot.with_suffix('.svg').name}",
+            EXIT_USAGE,
+        )
+    check_plottable(plot, "--plot")
+
+
+def _requests(model: ModelMetadata, content: RequestOptions, seed: int) -> BenchRequests:
+    return build_requests(
+        model,
+        file=content.texts,
+        lengths=content.lengths,
+        rows=content.rows,
+        values=content.value or [],
+        files=content.file or [],
+        seed=seed,
+    )
 
 
 def _report(

@@ -36,7 +36,7 @@ def completion(
 
 
 def command_to_complete() -> str | None:
-    """Return the command in the words that a shell wants completed; empty if there is none yet.
+    """Return the command on the line that a shell completes; empty if there is none yet.
 
     ``None`` if no shell asks.
     """

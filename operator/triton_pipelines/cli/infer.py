@@ -105,14 +105,8 @@ def infer(
 
     Exit codes: 2 wrong usage, 3 the server cannot be reached or rejects the request.
     """
-    if not (text or inputs.value or inputs.file):
-        raise CommandError(
-            "there is nothing to send; specify texts, or tensors with --input and --input-file",
-            EXIT_USAGE,
-        )
     texts, pairs, values = text or [], inputs.pair or [], inputs.value or []
-    for item in (*texts, *pairs, *values):
-        _check_encoding(item)
+    _check_content(texts, inputs)
     base = model_url(target, url)
     secured = client_tls(base, tls)
 
@@ -235,6 +229,17 @@ def _parse_url(address: str) -> Any:
             EXIT_USAGE,
         )
     return parts
+
+
+def _check_content(texts: list[str], inputs: InputOptions) -> None:
+    """Refuse a request without content, and text that is not UTF-8."""
+    if not (texts or inputs.value or inputs.file):
+        raise CommandError(
+            "there is nothing to send; specify texts, or tensors with --input and --input-file",
+            EXIT_USAGE,
+        )
+    for item in (*texts, *(inputs.pair or ()), *(inputs.value or ())):
+        _check_encoding(item)
 
 
 def _check_encoding(text: str) -> None:

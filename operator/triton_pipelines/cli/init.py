@@ -33,6 +33,7 @@ from .options import SourceMaps
 from .resource_output import write_resource
 from .shared_options import OutputFile
 
+_LOOK = " Lines with LOOK need your attention: no file has the answer."
 POSTPROCESS_TYPES = ("None", "Softmax", "Sigmoid", "MeanPooling", "FirstToken")
 
 
@@ -145,11 +146,8 @@ def init(
         resource = draft(inputs)
     except MissingInformationError as missing:
         raise CommandError(str(missing), EXIT_USAGE) from missing
-    resource.header.insert(
-        0,
-        f"Written by `tritonpipe init` from {repository or inputs.graph_name}."
-        " Lines with LOOK need your attention: no file has the answer.",
-    )
+    origin = repository or inputs.graph_name
+    resource.header.insert(0, f"Written by `tritonpipe init` from {origin}.{_LOOK}")
     if files.source_uri is None and repository is None:
         resource.header.append(
             f"{PLACEHOLDER} is a placeholder: replace it with the address of the files,"
