@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "user" / "measured" / "rollout.json"
-PAGE = ROOT / "docs" / "user" / "rollouts.md"
+PAGE = ROOT / "docs" / "user" / "rollout-clients.md"
 CLIENTS = {
     "grpc": "gRPC",
     "http-new-connection": "HTTP, new connections",

@@ -1,7 +1,7 @@
 """Malformed inference requests, over HTTP and gRPC, each made anew from a random generator.
 
 All are for the small text pipeline of :mod:`tests.support.pipelines`. Requests that are known to
-end a Triton release are not among them (docs/user/batching.md).
+end a Triton release are not among them (docs/user/malformed-requests.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page on `init` and `import`: what it shows is what the commands print."""
+"""The pages on `init` and `import`: what they show is what the commands print."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from tests.unit.docs import markdown
 
 pytestmark = pytest.mark.integration
 
-PAGE = markdown.ROOT / "docs/user/start-from-files.md"
+INIT = markdown.ROOT / "docs/user/start-from-files.md"
+IMPORT = markdown.ROOT / "docs/user/import-repository.md"
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "110"}
 SHOWN = [
     fence
-    for fence in markdown.fences(PAGE)
+    for page in (INIT, IMPORT)
+    for fence in markdown.fences(page)
     if fence.language == "console" and fence.text.startswith("$ ")
 ]
 
@@ -58,7 +60,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_page_shows_both_commands() -> None:
+def test_the_pages_show_both_commands() -> None:
     assert [fence.text.split()[2] for fence in SHOWN] == ["init", "import"]
 
 
@@ -69,13 +71,13 @@ def test_output_is_the_one_of_the_page(folder: Path, fence: markdown.Fence) -> N
     assert done.returncode == 0, done.stderr
     assert plain(done.stdout) == plain(output)
     if " import " in command:
-        said = next(other.text for other in markdown.fences(PAGE) if other.language == "text")
+        said = next(other.text for other in markdown.fences(IMPORT) if other.language == "text")
         assert done.stderr.startswith(said)
 
 
 def test_a_rendered_repository_reads_back(folder: Path) -> None:
     """The last block of the page."""
-    *_, last = [fence for fence in markdown.fences(PAGE) if fence.language == "console"]
+    *_, last = [fence for fence in markdown.fences(IMPORT) if fence.language == "console"]
     for command in last.text.strip().splitlines():
         done = run(command, folder)
         assert done.returncode == 0, done.stderr

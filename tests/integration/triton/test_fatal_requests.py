@@ -1,4 +1,4 @@
-"""Requests that are known to end the server, on the release under test (docs/user/batching.md).
+"""Requests that are known to end the server (docs/user/malformed-requests.md).
 
 If a test fails because the server survives, the release has the fix: correct the table.
 """

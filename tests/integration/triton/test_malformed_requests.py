@@ -1,7 +1,7 @@
 """Thousands of malformed requests among good ones: each fails alone, and the server lives.
 
 The exception is measured, too: a BYTES tensor whose last length field points beyond its data fails
-the batch of the tokenizer in which it is (docs/user/batching.md).
+the batch of the tokenizer in which it is (docs/user/malformed-requests.md).
 """
 
 from __future__ import annotations
@@ -181,6 +181,6 @@ async def test_a_length_field_beyond_the_data_fails_at_most_its_batch(
             await asyncio.gather(*(good(client, 1_000 + place) for place in range(6)))
     assert processes(server) == before, "a process died"
     if batches:
-        assert lost, "Triton checks the length fields: correct docs/user/batching.md"
+        assert lost, "Triton checks the length fields: correct docs/user/malformed-requests.md"
     else:
         assert lost == 0

@@ -126,6 +126,15 @@ def test_the_readme_has_at_most_700_words() -> None:
     assert len((markdown.ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
 
 
+@pytest.mark.parametrize(
+    "page",
+    sorted((markdown.ROOT / "docs/user").glob("*.md")),
+    ids=markdown.name,
+)
+def test_a_user_page_has_at_most_1500_words(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= 1500
+
+
 @pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)
 def test_pages_speak_of_the_product_alone(page: Path) -> None:
     found = [

@@ -15,7 +15,10 @@ from triton_pipelines.api.loadplan import LoadReason
 from triton_pipelines.api.source import SCHEMES, ModelSource
 from triton_pipelines.loader.uris import SourceMap
 
-GUIDE = (Path(__file__).parents[3] / "docs/user/sources.md").read_text()
+GUIDE = "\n".join(
+    (Path(__file__).parents[3] / "docs/user" / page).read_text(encoding="utf-8")
+    for page in ("sources.md", "loading.md", "air-gapped.md")
+)
 # Others show parts of a whole resource.
 EXAMPLES = re.findall(r"```yaml\n(source:.*?)```", GUIDE, re.DOTALL)
 
