@@ -8,40 +8,57 @@
 # Behind a package mirror or a private CA, hand both in as secrets; nothing of them ends up in the image:
 #   --secret id=pip-config,src=pip.conf --secret id=ca-bundle,src=ca.crt
 ARG BASE_IMAGE=python:3.12-slim-bookworm
+# The image of the stages that run commands: the same, but always for the building machine.
+ARG BUILD_IMAGE=${BASE_IMAGE}
 
-# The environment without the package itself: a layer that only a change of the locked requirements makes anew. pip and
-# setuptools go again: neither is of use at run time, and what is not there needs no patching.
-FROM ${BASE_IMAGE} AS runtime
-LABEL org.opencontainers.image.title="triton-pipelines operator" \
-      org.opencontainers.image.licenses="Apache-2.0"
-ENV PATH=/opt/tritonpipe/bin:/usr/local/bin:/usr/bin:/bin \
-    PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1
-COPY requirements/operator.txt /opt/tritonpipe/requirements.txt
+# The environment without the package itself: a layer that only a change of the locked requirements rebuilds. The last
+# stage runs nothing, so an image for another architecture needs no emulation: pip fetches the wheels of that
+# architecture. Bytecode is the same for all, and does not depend on the times of files. There is no pip in the
+# environment: it is of no use at run time, and what is not there needs no patching.
+FROM --platform=${BUILDPLATFORM} ${BUILD_IMAGE} AS runtime
+ARG TARGETARCH
+COPY requirements/operator.txt requirements/build.txt /build/
 RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
     --mount=type=secret,id=ca-bundle,target=/run/secrets/ca.crt \
-    export PIP_CONFIG_FILE=/run/secrets/pip.conf; \
+    set -e; \
+    export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_DISABLE_PIP_VERSION_CHECK=1; \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
-    python3 -m venv /opt/tritonpipe \
- && pip install --compile --no-cache-dir --require-hashes --only-binary=:all: --requirement /opt/tritonpipe/requirements.txt \
- && pip uninstall --yes setuptools pip
+    case "${TARGETARCH}" in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; *) machine=$(uname -m) ;; esac; \
+    platforms="--platform manylinux2014_${machine}"; \
+    for minor in $(seq 17 36); do platforms="${platforms} --platform manylinux_2_${minor}_${machine}"; done; \
+    python3 -m venv /build/tools; \
+    /build/tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement /build/build.txt; \
+    python3 -m venv --without-pip /opt/tritonpipe; \
+    packages=$(/opt/tritonpipe/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+    /build/tools/bin/pip --python /opt/tritonpipe/bin/python3 install --no-compile --no-cache-dir --require-hashes --no-deps \
+      --only-binary=:all: ${platforms} --target "${packages}" --requirement /build/operator.txt; \
+    mv "${packages}"/bin/* /opt/tritonpipe/bin/; \
+    rmdir "${packages}/bin"; \
+    python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "${packages}"
 
 FROM runtime AS package
-COPY requirements/build.txt /build/requirements.txt
-RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
-    --mount=type=secret,id=ca-bundle,target=/run/secrets/ca.crt \
-    export PIP_CONFIG_FILE=/run/secrets/pip.conf; \
-    if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
-    python3 -m venv /build/tools \
- && /build/tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement /build/requirements.txt
 COPY pyproject.toml /src/
 COPY operator /src/operator
 # The description that a package index would show is not needed here, and would rebuild the layer with every edit of it.
 RUN touch /src/README.md \
  && /build/tools/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels /src \
- && /build/tools/bin/pip --python /opt/tritonpipe/bin/python3 install --compile --no-cache-dir --no-deps --no-index --root /out /build/wheels/*.whl
+ && /build/tools/bin/pip --python /opt/tritonpipe/bin/python3 install --no-compile --no-cache-dir --no-deps --no-index \
+      --root /out /build/wheels/*.whl \
+ && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash -s /out /out
 
-FROM runtime
+# Redundant for Docker, needed by older releases of buildah.
+FROM --platform=${TARGETPLATFORM} ${BASE_IMAGE}
+# Set by `make release`.
+ARG VERSION=dev
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL org.opencontainers.image.title="triton-pipelines operator" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.created="${CREATED}"
+ENV PATH=/opt/tritonpipe/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+COPY --from=runtime /opt/tritonpipe /opt/tritonpipe
 COPY --from=package /out/opt/tritonpipe /opt/tritonpipe
 # Numeric, so that `runAsNonRoot` can be checked; nothing is written below /.
 USER 65532:65532

@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
 .PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify \
-  bench cluster cluster-down docs fuzz soak golden clean
+  bench cluster cluster-down docs release fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,7 +76,7 @@ e2e: env ## End-to-end tests on the cluster of KUBECONFIG=..., or on a new local
 gpu: env $(if $(GPU),$(GPU_STAMP)) ## A PyTorch step on a real GPU: correctness and utilization; results in out/gpu-tier.json
 	@$(BIN)/python -m hack.tiers gpu
 
-lint: env ## ruff, mypy --strict, import contracts, terminology, and verify
+lint: env ## ruff, mypy --strict, import contracts, function lengths, terminology, and verify
 	@$(BIN)/python -m hack.tiers lint
 
 verify: env ## Check that generated files are up to date
@@ -87,6 +87,11 @@ golden: env ## Rewrite golden files and generated files
 
 docs: env $(DOCS_STAMP) ## Build the documentation site; it is in out/site/html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m hack.site $(VENV)/docs/bin/mkdocs
+
+release: env ## Build the files of a release in out/release/VERSION: VERSION=0.1.0 IMAGE=... HOME_URL=... SIGN_KEY=FILE
+	@$(BIN)/python -m hack.release "$(VERSION)" $(if $(IMAGE),--image "$(IMAGE)") \
+	  $(if $(HOME_URL),--home "$(HOME_URL)") $(if $(SIGN_KEY),--sign-key "$(SIGN_KEY)") \
+	  $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(DRY_RUN),--dry-run)
 
 bench: env ## Benchmarks (ID=O5 runs one); results are in bench/results
 	@$(BIN)/python -m bench $(if $(ID),$(ID),all)

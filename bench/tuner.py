@@ -47,12 +47,12 @@ from triton_pipelines.tools.tuner.load_measurement import (
     LoadMeasurement,
     measurement_of,
 )
+from triton_pipelines.tools.tuner.measured_points import CALIBRATION_SHARE
 from triton_pipelines.tools.tuner.measured_server import MeasuredServer
 from triton_pipelines.tools.tuner.plot import chart
 from triton_pipelines.tools.tuner.prediction import MAX_UTILIZATION, PipelineModel, simulate
 from triton_pipelines.tools.tuner.profiling import executions_by_step, profile
 from triton_pipelines.tools.tuner.selection import predict_setting
-from triton_pipelines.tools.tuner.tuning_run import CALIBRATION_SHARE
 from triton_pipelines.tools.tuner.workload import Workload, workload
 
 PIPELINE = Path(__file__).with_name("gpu-step.yaml")

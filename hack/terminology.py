@@ -2,8 +2,8 @@
 
 ``hack/terminology.yaml`` holds the words with their replacements, the files and packages that are
 covered, and the exceptions with their reasons. The check reads the prose and the fenced blocks of
-Markdown pages, the comments of sample files, and the docstrings and string literals of Python
-packages.
+Markdown pages, the comments of sample files, and of Python packages the docstrings, the string
+literals and the names that they define.
 
     python -m hack.terminology            check what is covered; exit code 1 on a finding
     python -m hack.terminology --count    count findings per package of operator/, covered or not
@@ -32,6 +32,8 @@ _CODE = re.compile(r"``[^`\n]+``|`[^`\n]+`|(?<=\])\([^)\s]*\)|https?://\S+")
 
 _FENCE = re.compile(r" *```+(\w*)")
 _OUTPUT = ("text", "console")
+# A word of a name: capitals such as SLO, a capitalized or lower-case word, or digits.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,20 @@ class Term:
     """What is matched: the name as whole words, unless the list has a narrower expression."""
     replacement: str
     """What to write instead."""
+    name_pattern: re.Pattern[str]
+    """What is matched in the words of a defined name."""
+
+
+@dataclass(frozen=True)
+class AllowedName:
+    """A defined name that may have a rejected word."""
+
+    name: str
+    """The name."""
+    reason: str
+    """Why it stays."""
+    file: str = ""
+    """The only file in which it may be defined; empty: any."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,8 @@ class Rules:
     """The exceptions."""
     output_blocks: bool = True
     """Whether blocks of program output in Markdown pages are read, too."""
+    allowed_names: tuple[AllowedName, ...] = ()
+    """The exceptions among defined names."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +119,8 @@ def read_rules(document: Mapping[str, Any]) -> Rules:
     for item in document["terms"]:
         pattern = item.get("pattern") or rf"\b{re.escape(item['term'])}\b"
         flags = 0 if item.get("case") else re.IGNORECASE
-        terms.append(Term(item["term"], re.compile(pattern, flags), item["write"]))
+        in_names = re.compile(item.get("in_names") or pattern, flags)
+        terms.append(Term(item["term"], re.compile(pattern, flags), item["write"], in_names))
     names = Counter(term.name for term in terms)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -113,12 +132,20 @@ def read_rules(document: Mapping[str, Any]) -> Rules:
     for item in allowed:
         if item.term not in names or not item.reason:
             raise ValueError(f"exception for {item.file}: unknown term '{item.term}' or no reason")
+    allowed_names = tuple(
+        AllowedName(item["name"], item.get("reason") or "", item.get("file") or "")
+        for item in document.get("allowed_names") or ()
+    )
+    for name in allowed_names:
+        if not name.reason:
+            raise ValueError(f"exception for the name {name.name}: no reason")
     return Rules(
         tuple(terms),
         tuple(document["covered"]),
         tuple(document.get("generated") or ()),
         allowed,
         bool(document.get("output_blocks", True)),
+        allowed_names,
     )
 
 
@@ -176,6 +203,37 @@ def check_texts(file: str, texts: Iterable[tuple[int, str]], rules: Rules) -> It
                 yield Finding(file, number, match[0], term)
 
 
+def names_of(path: Path) -> dict[str, int]:
+    """Return the names that a Python module defines, and its own, with the line of the first."""
+    names = {path.stem: 1}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.setdefault(node.name, node.lineno)
+        elif isinstance(node, ast.arg):
+            names.setdefault(node.arg, node.lineno)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.setdefault(node.id, node.lineno)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.setdefault(node.attr, node.lineno)
+    return names
+
+
+def words_of(name: str) -> str:
+    """Return the words of a name in snake case or camel case, separated by spaces."""
+    return " ".join(_WORD.findall(name)).lower()
+
+
+def check_names(file: str, names: Mapping[str, int], rules: Rules) -> Iterator[Finding]:
+    """Yield the defined names that have a rejected word, unless an exception allows them."""
+    allowed = {item.name for item in rules.allowed_names if item.file in ("", file)}
+    for name, line in names.items():
+        if name in allowed:
+            continue
+        for term in rules.terms:
+            if term.name_pattern.search(words_of(name)) or term.name_pattern.search(name):
+                yield Finding(file, line, name, term)
+
+
 def _name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
@@ -205,6 +263,8 @@ def check_files(files: Sequence[Path], rules: Rules, root: Path = ROOT) -> list[
         name = _name(path, root)
         if not name.startswith(rules.generated):
             findings += check_texts(name, texts_of(path, rules.output_blocks), rules)
+            if path.suffix == ".py":
+                findings += check_names(name, names_of(path), rules)
     return findings
 
 
@@ -220,6 +280,15 @@ def unused_exceptions(rules: Rules, root: Path = ROOT) -> list[str]:
         )
         if not used:
             unused.append(f"{item.file}: the exception for '{item.term}' is not used; remove it")
+    if not rules.allowed_names:
+        return unused
+    modules = [path for path in files_below(rules.covered, root) if path.suffix == ".py"]
+    names = {_name(path, root): names_of(path) for path in modules}
+    for name in rules.allowed_names:
+        files = [name.file] if name.file else names
+        if not any(name.name in names.get(file, {}) for file in files):
+            place = name.file or "any file"
+            unused.append(f"{place}: the exception for the name {name.name} is not used; remove it")
     return unused
 
 

@@ -102,6 +102,7 @@ TIERS = {
             (str(BIN / "ruff"), "format", "--check", "."),
             (str(BIN / "mypy"),),
             (str(BIN / "lint-imports"),),
+            _python("-m", "hack.function_length"),
             _python("-m", "hack.terminology"),
             _python("-m", "hack.verify"),
         ),

@@ -11,7 +11,7 @@ from e2e.local.api import NotReadyError
 from e2e.local.binaries import BinaryError
 from e2e.local.cluster import DEFAULT_GPUS, DEFAULT_NAME, Cluster
 from e2e.local.images import OPERATOR_IMAGE, TRITON_IMAGE
-from e2e.local.images.build import ImageError
+from e2e.local.images.buildah import ImageError
 from e2e.local.network import NetworkError
 from e2e.local.packages import MachineError
 from e2e.local.progress import console

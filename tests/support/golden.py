@@ -17,7 +17,7 @@ import yaml
 from tests.support import libyaml
 from tests.support.builders import LOADER_IMAGE, SERVER_IMAGE
 from triton_pipelines.api import parse
-from triton_pipelines.api.rollout import RolloutStrategy
+from triton_pipelines.api.rollout_strategy import RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Options, build, check, lint
 from triton_pipelines.compile.graph.graph import Implementation

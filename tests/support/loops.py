@@ -40,7 +40,7 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 

@@ -14,7 +14,7 @@ from typing import Any
 from tests.support import builders
 from tests.support.copies import copied
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.planner import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)

@@ -31,7 +31,7 @@ from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline, resolve
 from triton_pipelines.controllers.pipeline.deployment_progress import is_preflight
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_after
 from triton_pipelines.controllers.pipeline.server_certificate import ServerCertificate
 from triton_pipelines.controllers.pipeline.snapshot import (

@@ -36,11 +36,14 @@ class Finding:
     """What is wrong and what to write instead."""
     severity: Severity = Severity.ERROR
     """Whether the problem prevents a revision."""
-    code: str = field(default="", kw_only=True)
+    code: str = field(kw_only=True)
     """Kind of the problem: a :class:`FindingCode`, or the id of a violated rule of Triton."""
+    config_place: str = field(default="", kw_only=True)
+    """Model, and field of its rendered config, that the problem is in; "" without a config."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        place = f" (in the config of {self.config_place})" if self.config_place else ""
+        return f"{self.path}: {self.message}{place}"
 
 
 @dataclass(frozen=True, slots=True)

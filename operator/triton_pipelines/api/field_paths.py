@@ -224,16 +224,16 @@ def _sibling(name: str, siblings: Sequence[str]) -> list[str]:
 
 def _called(name: str, parent: Location) -> list[str]:
     """Return the fields for another product's name: below the same parent, else at any path."""
-    wanted = _CALLED.get(plain(name), ())
+    chains = _CALLED.get(plain(name), ())
     here = tuple(part for part in parent if isinstance(part, str))
-    for chain in wanted:
+    for chain in chains:
         places = {tuple(part.removesuffix("[]") for part in place): place for place in _places()}
         if (
             found := places.get((*here, *(part.removesuffix("[]") for part in chain.split("."))))
         ) is not None:
             below = ".".join(found[len(here) :])
             return [f"{written(parent)}.{below}" if "." in below and parent else below]
-    return _elsewhere(wanted[-1].split("."), parent) if wanted and wanted[-1] else []
+    return _elsewhere(chains[-1].split("."), parent) if chains and chains[-1] else []
 
 
 def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
@@ -264,7 +264,7 @@ def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
     for place in found:
         if rank(place) == best:
             first.setdefault(_declaring(place), place)
-    return [_beside(place, -best[0], parent) for place in first.values()][:_MOST_NAMED]
+    return [_field_next_to(place, -best[0], parent) for place in first.values()][:_MOST_NAMED]
 
 
 def _declaring(place: Place) -> object:
@@ -281,7 +281,7 @@ def _declaring(place: Place) -> object:
     )
 
 
-def _beside(place: Place, shared: int, parent: Location) -> str:
+def _field_next_to(place: Place, shared: int, parent: Location) -> str:
     """Return a path with the document's list indices, as far as both share a prefix."""
     way: list[int | str] = []
     for part in parent:

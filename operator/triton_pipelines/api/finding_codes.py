@@ -100,6 +100,8 @@ class FindingCode(StrEnum):
     FATAL_REQUEST = "fatal-request"
     """A client's request can end a server of this release."""
 
+    SERVER_CERTIFICATE_EXPIRES = "server-certificate-expires"
+
     # --- warnings: clients ---
     DRAIN_TOO_SHORT = "drain-too-short"
 
@@ -111,3 +113,16 @@ class FindingCode(StrEnum):
     # --- warnings and errors: fields without effect ---
     NO_EFFECT = "no-effect"
     INFERENCE_PROBE_UNAVAILABLE = "inference-probe-unavailable"
+
+    # --- warnings: custom code ---
+    CUSTOM_CODE = "custom-code"
+    """Triton cannot load or run the inline code."""
+
+    # --- warnings: what running pods and the cluster report ---
+    LOADER_WARNING = "loader-warning"
+    """The loader of a pod reports it, with a reason of its own in the message."""
+    OUTPUT_MISMATCH = "output-mismatch"
+    LATENCY_UNKNOWN = "latency-unknown"
+    TUNING_STALE = "tuning-stale"
+    MONITORING_NOT_APPLIED = "monitoring-not-applied"
+    """A PodMonitor or PrometheusRule cannot be applied."""

@@ -24,9 +24,9 @@ from triton_pipelines.api.loadreport import (
     ReportSource,
     ResolvedSource,
     ResolvedSources,
+    diverged_sources,
     resolution,
     same_source,
-    strayed,
 )
 from triton_pipelines.api.loadtypes import Key, LoadModel, Name, RelativePath, source_key
 
@@ -64,11 +64,11 @@ __all__ = [
     "ReportSource",
     "ResolvedSource",
     "ResolvedSources",
+    "diverged_sources",
     "resolution",
     "same_source",
     "shape_input",
     "source_key",
-    "strayed",
 ]
 
 PLAN_VERSION: Final = 1
@@ -100,14 +100,14 @@ class PlanCount(LoadModel):
             )
         return self
 
-    def clamp(self, wanted: int | None) -> int:
+    def clamp(self, desired: int | None) -> int:
         """Return the number of instances that a new pod starts with, within min and max.
 
         Args:
-            wanted: The desired count; ``None`` if none has been recorded yet, which means
+            desired: The desired count; ``None`` if none has been recorded yet, which means
                 ``initial``.
         """
-        return max(self.min, min(self.max, self.initial if wanted is None else wanted))
+        return max(self.min, min(self.max, self.initial if desired is None else desired))
 
 
 class PlanLibrary(LoadModel):

@@ -201,7 +201,9 @@ def resolution(report: LoadReport) -> dict[str, ResolvedSource]:
     }
 
 
-def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple[LoadFinding, ...]:
+def diverged_sources(
+    recorded: Mapping[str, ResolvedSource], report: LoadReport
+) -> tuple[LoadFinding, ...]:
     """Return a SourceChanged finding, with both sides, for each source that differs.
 
     Pods of a revision that start at the same time all load before anything is recorded, and an

@@ -115,7 +115,7 @@ class _Structural:
         """
         model = None
         while "$ref" in schema or "anyOf" in schema:
-            beside = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf")}
+            siblings = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf")}
             if "$ref" in schema:
                 name = schema["$ref"].rsplit("/", 1)[1]
                 model = self._classes.get(name)
@@ -127,7 +127,7 @@ class _Structural:
                         f"a union cannot be expressed in a structural schema: {schema['anyOf']}"
                     )
                 target = alternatives[0]
-            schema = {**target, **beside}
+            schema = {**target, **siblings}
         return schema, model
 
     def _object(

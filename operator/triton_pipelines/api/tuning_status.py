@@ -10,7 +10,7 @@ from .base import ApiModel
 from .status_types import ATOMIC, Count, Long, Short
 
 
-class ProvenPadding(ApiModel):
+class VerifiedPaddingStatus(ApiModel):
     """A padding that a tuning run has verified for one spec."""
 
     fingerprint: Annotated[
@@ -51,7 +51,7 @@ class PaddingStatus(ApiModel):
     chosen: Annotated[Short, Field(description="The padding in force.")] = ""
     reason: Annotated[Short, Field(description="Why it was chosen.")] = ""
     measured: Annotated[
-        tuple[ProvenPadding, ...],
+        tuple[VerifiedPaddingStatus, ...],
         Field(
             max_length=16,
             description=(

@@ -13,7 +13,7 @@ from .instances import InstanceKind
 from .observability import Observability
 from .postprocess import Postprocess, PostprocessType
 from .repeated_steps import RepeatedStep
-from .rollout import RolloutSpec
+from .rollout_strategy import RolloutSpec
 from .scaling import Scaling
 from .server import ServerSpec
 from .slo import Slo

@@ -72,57 +72,34 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         services: What the parts share.
         prober: Probes one pod for the reconciler; tests without Triton replace it.
     """
-    config, store, enqueue = services.config, services.store, services.enqueue
-    handover = Handover()
-    specs = CurrentSpecs(handover)
+    config, handover = services.config, Handover()
     direct_reader = DirectReader()
     prometheus_collectors = {
         name: PrometheusCollector(connection) for name, connection in config.connections.items()
     }
-    derive_key = partial(derive, services.control_key)
     autoscaler = Autoscaler(
-        store=store,
-        derive=derive_key,
+        store=services.store,
+        derive=partial(derive, services.control_key),
         prober=partial(probe_pod, deadline_s=VERIFY_INFERENCE_SECONDS),
         collectors={"": direct_reader, **prometheus_collectors},
         clock=_utc_now,
-        enqueue=enqueue,
+        enqueue=services.enqueue,
         metrics=ScalingMetrics(services.metrics.registry),
         handover=handover,
     )
-    latency_monitor = SloLatencyMonitor(
-        store=store,
-        reader=LatencyReader(),
-        clock=_utc_now,
-        enqueue=enqueue,
-        handover=handover,
-        specs=specs,
-        failures=FailureLog("measuring latency failed", services.metrics.monitor_errors),
-    )
-    monitoring_objects = MonitoringObjects(
-        client=services.client,
-        store=store,
-        scopes=config.scopes,
-        settings=MonitoringSettings(config.monitoring_labels, config.docs_url),
-        automatic=frozenset(config.monitoring_auto),
-        enqueue=enqueue,
-        handover=handover,
-        specs=specs,
-        failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
-        options=config.render_options,
-    )
     reconciler = Reconciler(
         client=services.client,
-        store=store,
+        store=services.store,
         options=config.render_options,
-        derive=derive_key,
+        derive=partial(derive, services.control_key),
         prober=prober,
         clock=_utc_now,
         instance=config.instance,
         handover=handover,
         max_concurrent_rollouts=config.max_concurrent_rollouts,
-        enqueue=enqueue,
+        enqueue=services.enqueue,
     )
+    latency_monitor, monitoring_objects = _build_monitors(services, handover)
     return OperatorParts(
         handover,
         reconciler,
@@ -132,6 +109,35 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         latency_monitor,
         monitoring_objects,
     )
+
+
+def _build_monitors(
+    services: Services, handover: Handover
+) -> tuple[SloLatencyMonitor, MonitoringObjects]:
+    """Build what runs next to both controllers."""
+    config, specs = services.config, CurrentSpecs(handover)
+    latency_monitor = SloLatencyMonitor(
+        store=services.store,
+        reader=LatencyReader(),
+        clock=_utc_now,
+        enqueue=services.enqueue,
+        handover=handover,
+        specs=specs,
+        failures=FailureLog("measuring latency failed", services.metrics.monitor_errors),
+    )
+    monitoring_objects = MonitoringObjects(
+        client=services.client,
+        store=services.store,
+        scopes=config.scopes,
+        settings=MonitoringSettings(config.monitoring_labels, config.docs_url),
+        automatic=frozenset(config.monitoring_auto),
+        enqueue=services.enqueue,
+        handover=handover,
+        specs=specs,
+        failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
+        options=config.render_options,
+    )
+    return latency_monitor, monitoring_objects
 
 
 def start(parts: OperatorParts, services: Services) -> Reconcile:

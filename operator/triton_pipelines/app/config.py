@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from triton_pipelines.app.option_values import Names, Pairs, split
 from triton_pipelines.autoscaling.metrics.connection import Connection
 from triton_pipelines.autoscaling.metrics.connections_file import (
     load_connections,
@@ -50,37 +50,6 @@ _DNS_SUBDOMAIN: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?
 
 class OperatorConfigError(ValueError):
     """An option of the operator is invalid; the message names each option and what it accepts."""
-
-
-def _split(value: Any) -> Any:
-    """Split ``a,b`` from an environment variable; blanks and empty parts are dropped."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _pairs(value: Any) -> Any:
-    """Return ``NAME=VALUE`` items as a mapping."""
-    parts = _split(value)
-    if isinstance(parts, Mapping):
-        return dict(parts)
-    if not isinstance(parts, list | tuple):
-        return parts
-    pairs: dict[str, str] = {}
-    for part in parts:
-        left, found, right = str(part).partition("=")
-        if not found or not left or not right:
-            raise ValueError(f"{part!r} does not have the form NAME=VALUE")
-        pairs[left] = right
-    return pairs
-
-
-def _read_only(value: dict[str, str]) -> Mapping[str, str]:
-    return MappingProxyType(value)
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Pairs = Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(_read_only)]
 
 
 class OperatorConfig(BaseModel):
@@ -172,7 +141,7 @@ class OperatorConfig(BaseModel):
     loader_image: str = DEFAULT_LOADER_IMAGE
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     source_map: Names = ()
-    substitute_runner: Annotated[frozenset[str], BeforeValidator(_split)] = frozenset()
+    substitute_runner: Annotated[frozenset[str], BeforeValidator(split)] = frozenset()
     custom_code: Literal["allow", "forbid"] = "allow"
     pod_template: PodTemplateMode = PodTemplateMode.RESTRICTED
     service_accounts: Names = ()

@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class ServerCertificate:
+class MetricsCertificate:
     """Certificate and key of a folder, read again when the files change."""
 
     folder: Path
@@ -87,7 +87,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(
-        self, host: str, port: int, app: Application, certificate: ServerCertificate | None
+        self, host: str, port: int, app: Application, certificate: MetricsCertificate | None
     ) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
@@ -128,7 +128,7 @@ async def serve_metrics(
         observe: called once per attempt of a request, for metrics.
     """
     folder = config.metrics_tls_folder
-    certificate = await asyncio.to_thread(ServerCertificate, folder) if folder else None
+    certificate = await asyncio.to_thread(MetricsCertificate, folder) if folder else None
     async with AsyncExitStack() as stack:
         app: Application = make_wsgi_app(registry)
         if config.metrics_authentication == "token":

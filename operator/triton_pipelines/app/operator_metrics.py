@@ -49,6 +49,12 @@ class OperatorMetrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self._clock = clock
+        self._last_event: dict[str, float] = {}
+        self._declare_queue_metrics()
+        self._declare_api_metrics()
+        self._declare_process_metrics()
+
+    def _declare_queue_metrics(self) -> None:
         self.reconciles = self._counter(
             "reconciles", "Finished reconciles of a pipeline.", "result"
         )
@@ -68,6 +74,8 @@ class OperatorMetrics:
         self.queue_longest_work = self._gauge(
             "queue_longest_work_seconds", "Age of the longest running reconcile."
         )
+
+    def _declare_api_metrics(self) -> None:
         self.api_requests = self._counter(
             "api_requests", "Attempts to the API server.", "verb", "resource", "code"
         )
@@ -95,6 +103,8 @@ class OperatorMetrics:
             "resource",
         )
         self.watch_objects = self._gauge("watch_objects", "Objects in the store.", "resource")
+
+    def _declare_process_metrics(self) -> None:
         self.loop_lag = self._histogram(
             "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
         )
@@ -109,7 +119,6 @@ class OperatorMetrics:
         self.leading = self._gauge(
             "leading", "1 while this process reconciles, 0 while it stands by for another replica."
         )
-        self._last_event: dict[str, float] = {}
 
     def observe_api(self, *, verb: str, resource: str, code: str, seconds: float) -> None:
         """Count one attempt of the Kubernetes client."""

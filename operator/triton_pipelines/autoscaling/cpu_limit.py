@@ -104,12 +104,12 @@ def decide_cpu_limit(
     needed = _needed(bounds, limits, decision, growing=bound)
     # Instances that use less than they are granted run within a smaller limit: it falls with their
     # count but is not raised for it.
-    wanted = max(needed, current + _smallest_instance(limits)) if bound else min(current, needed)
+    desired = max(needed, current + _smallest_instance(limits)) if bound else min(current, needed)
     windows = replace(limits.law, stabilization=STABILIZATION_SECONDS, down_step=1.0)
     if known:
-        within = min(max(wanted, bounds.start), high)
+        within = min(max(desired, bounds.start), high)
         scale = control_law.record_demand(scale, within, windows, now)
-    reachable = wanted if settled else min(wanted, current)
+    reachable = desired if settled else min(desired, current)
     following = control_law.next_count(
         scale if known else replace(scale, demands=()),
         StepLimits(CPU, "", bounds.start, high, bounds.start),
@@ -169,14 +169,16 @@ def _limitation(state: CpuLimitState) -> Limitation | None:
     return Limitation(
         CPU,
         f"a pod on node {worst.node} cannot have more than {worst.given}m"
-        f" ({worst.asked}m is infeasible there)",
+        f" ({worst.requested}m is infeasible there)",
     )
 
 
 def _reason(millis: int, state: CpuLimitState, high: int, needed: int) -> str:
     before = state.scale.desired
     if before > high:
-        rejected = (f"{item.asked}m is infeasible on node {item.node}" for item in state.infeasible)
+        rejected = (
+            f"{item.requested}m is infeasible on node {item.node}" for item in state.infeasible
+        )
         return "; ".join(rejected) or f"at most {high}m are needed"
     if millis > before:
         return f"CPUBound: instances need {needed}m in each pod"

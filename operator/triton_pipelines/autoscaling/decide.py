@@ -169,7 +169,7 @@ def _decide_steps(
     for number, item in enumerate(steps):
         before = (steps[number - 1], demands[-1]) if number else None
         demands.append(demand_of(item, context, before))
-    asked = [
+    requested = [
         replace(
             load,
             instances=demand.instances,
@@ -179,7 +179,7 @@ def _decide_steps(
         )
         for load, demand in zip(loads, demands, strict=True)
     ]
-    caps = growth_caps(context.limits, asked, context.budget, context.cpu)
+    caps = growth_caps(context.limits, requested, context.budget, context.cpu)
     return [
         decide_step(item, demand, caps[item.limits.name], context)
         for item, demand in zip(steps, demands, strict=True)

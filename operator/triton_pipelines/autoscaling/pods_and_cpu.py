@@ -63,7 +63,7 @@ class PodsObservation:
     """Whether a rollout is running."""
     counting: bool = False
     """Whether counts are being changed."""
-    uneven: Mapping[str, str] = field(default_factory=dict)
+    resize_pending: Mapping[str, str] = field(default_factory=dict)
     """Pods by name whose resize is pending, and what they wait for."""
     infeasible: Mapping[str, InfeasibleResize] = field(default_factory=dict)
     """Pods by UID whose node cannot give them what was requested."""
@@ -78,7 +78,11 @@ def change_in_progress(state: ScalingState, seen: PodsObservation, now: float) -
     those that serve.
     """
     scale = state.cpu.scale if state.cpu is not None else None
-    if scale is not None and seen.uneven and _is_recent(scale.last_change, PRESSED_SECONDS, now):
+    if (
+        scale is not None
+        and seen.resize_pending
+        and _is_recent(scale.last_change, PRESSED_SECONDS, now)
+    ):
         return _RESIZING
     scale = state.pods.scale if state.pods is not None else None
     if (
@@ -163,20 +167,20 @@ def _add_cpu(
     if state.cpu is None:
         return
     known = cpu_limit.record_infeasible(state.cpu, seen.infeasible, seen.uids)
-    other = change_in_progress(state, seen, now) if not seen.uneven else ""
+    other = change_in_progress(state, seen, now) if not seen.resize_pending else ""
     found = cpu_limit.decide_cpu_limit(
         bounds,
         limits,
         known,
         decision,
-        settled=not seen.uneven,
+        settled=not seen.resize_pending,
         blocked=result.blocked or other,
         interval=interval,
         now=now,
     )
     result.change(CPU, known.scale.desired, found.millis, found.reason, now)
     result.limit(found.limitation)
-    for name, why in sorted(seen.uneven.items()):
+    for name, why in sorted(seen.resize_pending.items()):
         result.limit(Limitation(cpu_limit.CPU, f"pod {name} {why}"))
     result.state = replace(state, cpu=found.state)
     result.blocked = result.blocked or (_RESIZING if result.changes else "")
@@ -198,7 +202,7 @@ def _add_pods(
         return
     resizing = change_in_progress(replace(state, pods=None), seen, now)
     # Where a node makes pods wait for their CPU, more pods are the way.
-    cpu_is_free = not seen.uneven and not seen.cpu_taken
+    cpu_is_free = not seen.resize_pending and not seen.cpu_taken
     may_grow = bool(resizing) or (cpu_limit.has_room(bounds.cpu, state.cpu) and cpu_is_free)
     found = pod_count.decide_pods(
         pods,

@@ -113,7 +113,8 @@ def _cpu_document(cpu: CpuLimitState | None) -> dict[str, Any] | None:
     if cpu is None:
         return None
     pods = [
-        [item.pod, item.node, item.asked, item.given] for item in cpu.infeasible[-_INFEASIBLE_MAX:]
+        [item.pod, item.node, item.requested, item.given]
+        for item in cpu.infeasible[-_INFEASIBLE_MAX:]
     ]
     return {**_step_document(cpu.scale), **_present({"infeasible": pods})}
 
@@ -245,10 +246,10 @@ def _infeasible(item: Any) -> InfeasibleResize | None:
         or not isinstance(item[1], str)
     ):
         return None
-    asked, given = _count(item[2]), _count(item[3])
-    if asked is None or given is None:
+    requested, given = _count(item[2]), _count(item[3])
+    if requested is None or given is None:
         return None
-    return InfeasibleResize(item[0], item[1], asked, given)
+    return InfeasibleResize(item[0], item[1], requested, given)
 
 
 def _pairs(item: Any) -> tuple[tuple[float, int], ...]:

@@ -167,11 +167,11 @@ def decide_step(
     limits, now = context.limits, context.now
     throughput = _fed_throughput(item, context)
     state = _update_state(item, demand, cap, throughput, context)
-    wanted = _bounded_demand(item, state, demand, cap, context)
+    desired = _bounded_demand(item, state, demand, cap, context)
     if not context.partial:
-        state = control_law.record_demand(state, wanted, limits.law, now)
+        state = control_law.record_demand(state, desired, limits.law, now)
     state = control_law.record_count(state, item.count, now)
-    following = _next_count(item, state, wanted, context)
+    following = _next_count(item, state, desired, context)
     frees_memory = _must_free_memory(item, state, following.count, context)
     count = item.count - 1 if frees_memory else following.count
     decision, limitation = _verdict(item, state, demand, cap, context, count)
@@ -194,7 +194,7 @@ def _fed_throughput(item: StepObservation, context: DecisionContext) -> float | 
 
 
 def _next_count(
-    item: StepObservation, state: StepState, wanted: int, context: DecisionContext
+    item: StepObservation, state: StepState, desired: int, context: DecisionContext
 ) -> NextCount:
     """Return the next count; without evidence it does not fall, nor before pods are removed."""
     limits = context.limits
@@ -204,7 +204,7 @@ def _next_count(
         item.limits,
         limits.law,
         count=item.count,
-        demand=wanted,
+        demand=desired,
         now=context.now,
         wait_up=control_law.cooldown(limits.law, context.actuation, context.interval, context.age),
         in_flight=item.in_flight,
@@ -317,18 +317,18 @@ def _bounded_demand(
     It is never below the present count where the sample is no evidence for less.
     """
     unknown = 1 if item.idle else item.count
-    wanted = demand.instances if demand.service is not None else unknown
-    if wanted > item.count:
+    desired = demand.instances if demand.service is not None else unknown
+    if desired > item.count:
         below_threshold = demand.busy < context.limits.law.up_threshold
         calm = below_threshold and demand.wait <= (demand.service or 0.0)
         if calm or _growth_cannot_help(item, state, context):
-            wanted = item.count
+            desired = item.count
         else:
-            wanted = max(item.count, min(wanted, cap.count))
-    wanted = max(wanted, min(demand.keep_instances, item.count))
+            desired = max(item.count, min(desired, cap.count))
+    desired = max(desired, min(demand.keep_instances, item.count))
     if context.partial or not item.signal.covered or state.stalled_since is not None:
-        wanted = max(wanted, item.count)
-    return wanted
+        desired = max(desired, item.count)
+    return desired
 
 
 def _growth_cannot_help(item: StepObservation, state: StepState, context: DecisionContext) -> bool:

@@ -239,7 +239,7 @@ class InfeasibleResize:
     """UID of the pod."""
     node: str
     """Name of the node."""
-    asked: int
+    requested: int
     """CPU limit that was requested."""
     given: int
     """CPU limit in force."""

@@ -25,7 +25,8 @@ _BUSY_CORES: Final = 0.8
 _LATE_SHARE: Final = 0.1
 _KEPT_UP: Final = 0.95
 _COLUMNS: Final = (
-    "load,requests_per_second,requests_per_second_min,requests_per_second_max,rows_per_second,p50_ms,p90_ms,p95_ms,p99_ms,max_ms,"
+    "load,requests_per_second,requests_per_second_min,requests_per_second_max,rows_per_second,"
+    "p50_ms,p90_ms,p95_ms,p99_ms,max_ms,"
     "requests,failed,stable,runs"
 )
 COLUMNS: Final = tuple(_COLUMNS.split(","))

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.compile.graph import Graph
 
 CLASS = "TritonPythonModel"
@@ -22,10 +23,15 @@ def code_warnings(graph: Graph) -> list[Finding]:
     They are not errors, because the server's Python may be another version than this one.
     """
     return [
-        Finding(f"{step.path}.python.code.inline", doubt, Severity.WARNING)
+        Finding(
+            f"{step.path}.python.code.inline",
+            problem,
+            Severity.WARNING,
+            code=FindingCode.CUSTOM_CODE,
+        )
         for step in graph.models
         if step.code is not None
-        for doubt in _of(step.code)
+        for problem in _of(step.code)
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
+from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 
 from .option_groups import expand_options
 from .result_output import print_change, structured
@@ -91,7 +92,7 @@ def explanation(pipeline: Mapping[str, Any]) -> list[str]:
         f"{name}: {state['bottleneck']}",
         f"Bottleneck: {advice.means}",
         _heading(state),
-        *_step_lines(pipeline, conditions),
+        *_step_lines(pipeline),
         *(f"  {kind} {reason}: {message}" for kind, reason, message in conditions),
         "What to do:" if moves else "What to do: nothing.",
         *(f"  {number}. {move}" for number, move in enumerate(moves, 1)),
@@ -105,10 +106,12 @@ def _heading(state: Mapping[str, Any]) -> str:
     return f"Numbers of {at}:" if at else "Numbers:"
 
 
-def _step_lines(
-    pipeline: Mapping[str, Any], conditions: Sequence[tuple[str, str, str]]
-) -> Iterator[str]:
-    """Yield each scaled step with its metrics and the reason of its verdict."""
+def _step_lines(pipeline: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each scaled step with its metrics and the reason of its verdict.
+
+    During a metrics outage the conditions give the reason of Unknown, once for all steps.
+    """
+    has_outage = bool(reported_metrics_failure(pipeline.get("status") or {}))
     for item in scaled_steps(pipeline):
         metrics = metrics_of(pipeline, item)
         load = (
@@ -119,12 +122,9 @@ def _step_lines(
             f"  {item['name']} ({item['verdict']}): {item.get('instances', 0)} of"
             f" {item.get('desiredInstances', 0)} desired in each pod; {load}"
         )
-        reason = item.get("verdictReason", "")
-        for _, why, message in conditions:  # shown once, with the condition
-            if reason.endswith(message):
-                reason = reason.removesuffix(message).rstrip(" :;").removesuffix(why)
-        if reason:
-            yield f"    {reason}"
+        is_explained = has_outage and item["verdict"] == Verdict.UNKNOWN
+        if item.get("verdictReason") and not is_explained:
+            yield f"    {item['verdictReason']}"
 
 
 def _moves(pipeline: Mapping[str, Any], advice: VerdictAdvice, bottleneck: str) -> list[str]:

@@ -210,7 +210,9 @@ def context_namespace(kubeconfig: str | None, context: str | None) -> str:
     """Return the namespace of a kubeconfig's context, as kubectl chooses it."""
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     try:
-        contexts, current = kube_config.list_kube_config_contexts(config_file=path)  # type: ignore[no-untyped-call]
+        contexts, current = kube_config.list_kube_config_contexts(  # type: ignore[no-untyped-call]
+            config_file=path,
+        )
     except (ConfigException, OSError):
         return DEFAULT_NAMESPACE  # no usable file; the connection reports it
     chosen = (

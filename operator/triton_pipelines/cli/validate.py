@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.compile.graph import Options
 
 from .documents import CheckedResource, check_resource, padding_line, read_documents, unpinned_line
@@ -21,6 +22,7 @@ from .shared_options import Output, OutputFormat
 _NAMED_TWICE = Finding(
     "metadata.name",
     "an earlier document in this file has the same name and would be overwritten; rename one",
+    code=FindingCode.DUPLICATE,
 )
 
 

@@ -211,38 +211,38 @@ def _compare_maps(
     keys: ListKeys,
     found: list[str],
 ) -> None:
-    for key, wanted in desired.items():
+    for key, desired_value in desired.items():
         if path == ("metadata",) and key in _SERVER_OWNED:
             continue
-        if not path and _is_identical(live.get(key), wanted):
+        if not path and _is_identical(live.get(key), desired_value):
             continue
         here = _join(shown, key)
         if key in live:
-            _compare_present(live[key], wanted, (*path, key), here, keys, found)
-        elif not _absent_is_equal(key, wanted) or (
-            path and path[-1] in _FREE_MAPS and wanted is not None
+            _compare_present(live[key], desired_value, (*path, key), here, keys, found)
+        elif not _absent_is_equal(key, desired_value) or (
+            path and path[-1] in _FREE_MAPS and desired_value is not None
         ):
             found.append(here)
 
 
 def _compare_present(
-    live: Any, wanted: Any, path: Path, shown: str, keys: ListKeys, found: list[str]
+    live: Any, desired_value: Any, path: Path, shown: str, keys: ListKeys, found: list[str]
 ) -> None:
-    if live is None or wanted is None:
-        if not (_is_empty(live) and _is_empty(wanted)):
+    if live is None or desired_value is None:
+        if not (_is_empty(live) and _is_empty(desired_value)):
             found.append(shown)
         return
-    _compare(live, wanted, path, shown, keys, found)
+    _compare(live, desired_value, path, shown, keys, found)
 
 
-def _absent_is_equal(key: str, wanted: Any) -> bool:
+def _absent_is_equal(key: str, desired_value: Any) -> bool:
     if key in _MEANINGFUL_WHEN_EMPTY:
-        return wanted is None
+        return desired_value is None
     if key in _FREE_MAPS:
-        return not wanted or all(item is None for item in wanted.values())
-    if key in _ZERO_IS_ABSENT and not wanted:
+        return not desired_value or all(item is None for item in desired_value.values())
+    if key in _ZERO_IS_ABSENT and not desired_value:
         return True
-    return _is_empty(wanted)
+    return _is_empty(desired_value)
 
 
 def _compare_lists(
@@ -364,11 +364,11 @@ def _owned_field(name: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
 
 
 def _owned_item(raw: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
-    wanted: Mapping[str, Any] = json.loads(raw)
-    here = f"{shown}[{','.join(f'{key}={value}' for key, value in wanted.items())}]"
+    desired_value: Mapping[str, Any] = json.loads(raw)
+    here = f"{shown}[{','.join(f'{key}={value}' for key, value in desired_value.items())}]"
     for item in desired if isinstance(desired, Sequence) else ():
         if isinstance(item, Mapping) and all(
-            item.get(key, _KEY_DEFAULTS.get(key)) == value for key, value in wanted.items()
+            item.get(key, _KEY_DEFAULTS.get(key)) == value for key, value in desired_value.items()
         ):
             return here, True, item
     return here, False, None

@@ -70,7 +70,9 @@ async def _read_credentials(
 ) -> None:
     if context is None and not path:
         try:
-            kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            kube_config.load_incluster_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration,
+            )
         except ConfigException:
             pass
         else:

@@ -200,12 +200,7 @@ class Transport:
         user: str,
     ) -> Object:
         started, code = time.perf_counter(), "Cancelled"
-        is_secret_write = resource == SECRETS and method in ("PATCH", "POST")
-        accept = _METADATA if is_secret_write or resource == REPLICA_SETS else JSON
-        headers = {"Accept": accept, "Content-Type": content_type}
-        if user:
-            # The API server adds the groups of a service account, unless any group is sent.
-            headers["Impersonate-User"] = user
+        headers = _headers(method, resource, content_type, user)
         try:
             async with in_use(session) as api:
                 status, reason, raw, retry_after = await self._exchange(
@@ -234,13 +229,12 @@ class Transport:
                 seconds=time.perf_counter() - started,
             )
         parsed = _parse(raw)
-        if 200 <= status < 300:
-            if not isinstance(parsed, dict):
-                raise Unavailable(
-                    status, "BadAnswer", f"{method} {target}: the response is not a JSON object"
-                )
-            return parsed
-        raise from_response(status, reason, parsed, retry_after)
+        if not 200 <= status < 300:
+            raise from_response(status, reason, parsed, retry_after)
+        if not isinstance(parsed, dict):
+            text = f"{method} {target}: the response is not a JSON object"
+            raise Unavailable(status, "BadAnswer", text)
+        return parsed
 
     async def _exchange(
         self,
@@ -289,3 +283,13 @@ def _parse(raw: bytes) -> Any:
         return decoding.loads(raw) if raw else {}
     except ValueError:
         return None
+
+
+def _headers(method: str, resource: Resource, content_type: str, user: str) -> dict[str, str]:
+    is_secret_write = resource == SECRETS and method in ("PATCH", "POST")
+    accept = _METADATA if is_secret_write or resource == REPLICA_SETS else JSON
+    headers = {"Accept": accept, "Content-Type": content_type}
+    if user:
+        # The API server adds the groups of a service account, unless any group is sent.
+        headers["Impersonate-User"] = user
+    return headers

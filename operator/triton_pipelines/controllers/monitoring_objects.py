@@ -16,6 +16,7 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.observability import Presence
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.apply import apply_over
@@ -54,7 +55,7 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     check_owner,
     owned,
 )
-from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 # Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0
@@ -217,7 +218,7 @@ class MonitoringObjects:
         presence = kind.presence(pipeline) or Presence.AUTO
         if isinstance(served, str):
             is_required = presence is Presence.ENABLED
-            return [Finding(kind.path, served, Severity.WARNING)] if is_required else []
+            return [_not_applied(kind, served)] if is_required else []
         try:
             await self._apply_or_delete(kind, pipeline, presence, served.get(key))
         except Conflict:
@@ -225,10 +226,9 @@ class MonitoringObjects:
         except NamespaceTerminating:
             return []
         except (NameTaken, FormerChild) as error:
-            return [Finding(kind.path, str(error), Severity.WARNING)]
+            return [_not_applied(kind, str(error))]
         except (Forbidden, Invalid) as error:
-            message = f"the API server rejects the object: {error.message}"
-            return [Finding(kind.path, message, Severity.WARNING)]
+            return [_not_applied(kind, f"the API server rejects the object: {error.message}")]
         except ClusterError as error:
             await _log.awarning(
                 "not applied",
@@ -286,3 +286,7 @@ class MonitoringObjects:
             return await self.client.get(resource, *key_of(item))
         except NotFound:
             return None
+
+
+def _not_applied(kind: MonitoringKind, message: str) -> Finding:
+    return Finding(kind.path, message, Severity.WARNING, code=FindingCode.MONITORING_NOT_APPLIED)

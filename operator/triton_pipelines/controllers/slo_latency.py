@@ -24,9 +24,9 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
     latency_budget_of,
     latency_of,
 )
-from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.controllers.pod_ownership import owned_pods
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 TICK_SECONDS: Final = 15.0
 # Samples kept per pod: those of the SLO guard's period, and one more.

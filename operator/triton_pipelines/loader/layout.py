@@ -48,11 +48,11 @@ class Layout:
         if item.kind is FetchKind.MODEL:
             inner = f"{model}/{FIRST}/{rest.partition('/')[2]}"
             paths: tuple[str, ...] = (path,)
-            asked = {path, inner}
+            requested = {path, inner}
         else:
             paths = self._everywhere(path)
-            asked = {path, *paths}
-        for own in sorted(asked & self._plan):
+            requested = {path, *paths}
+        for own in sorted(requested & self._plan):
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
                 f"{what}: contains {PurePosixPath(path).name}, but the operator writes "

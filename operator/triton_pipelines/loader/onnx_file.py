@@ -265,8 +265,8 @@ def _differences(
     elif len(other.dims) != len(dims):
         yield f"{side} {tensor.name} has rank {len(other.dims)}, not {len(dims)}"
     elif any(
-        isinstance(held, int) and want not in ({held, -1} if axis in other.optional else {held})
-        for axis, (held, want) in enumerate(zip(other.dims, dims, strict=True))
+        isinstance(held, int) and expected not in ({held, -1} if axis in other.optional else {held})
+        for axis, (held, expected) in enumerate(zip(other.dims, dims, strict=True))
     ):
         yield f"{side} {tensor.name} has other fixed dimensions"
 

@@ -81,7 +81,7 @@ def write_files(
     Returns:
         The counts that were changed, for the log.
     """
-    wanted = {item.path: item for item in plan.counts}
+    planned = {item.path: item for item in plan.counts}
     changes = []
     for item in plan.files:
         try:
@@ -91,7 +91,7 @@ def write_files(
                 LoadReason.INTERNAL_ERROR,
                 f"the revision's ConfigMap has no key {item.key}: {error.strerror}",
             ) from error
-        if (count := wanted.get(item.path)) is not None:
+        if (count := planned.get(item.path)) is not None:
             number = count.clamp(counts.get(count.step))
             text = data.decode()
             changed = with_count(text, number, item.path)

@@ -143,24 +143,26 @@ def _versions(
     names: Collection[str],
     held: Collection[int],
 ) -> Selection:
-    wanted = _wanted(item, found, held)
+    desired = _desired_versions(item, found, held)
     files: dict[str, ListedFile] = {}
     ignored = [
         name
         for name in names
         if not (name.partition("/")[0].isdigit() and int(name.partition("/")[0]) in found)
     ]
-    for version in wanted:
+    for version in desired:
         taken, left = _version(item, found[version], f"{version}/")
         files |= {
             f"{version}/{name}": ListedFile(f"{version}/{entry.name}", entry.size, entry.identity)
             for name, entry in taken.items()
         }
         ignored += [f"{version}/{name}" for name in left]
-    return Selection(files, wanted, tuple(sorted(ignored)))
+    return Selection(files, desired, tuple(sorted(ignored)))
 
 
-def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int]) -> tuple[int, ...]:
+def _desired_versions(
+    item: PlanFetch, found: Mapping[int, object], held: Collection[int]
+) -> tuple[int, ...]:
     there = f"the source has {', '.join(map(str, sorted(found)[-_NEWEST:]))}"
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.
@@ -176,17 +178,17 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
             )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))
-    asked = {
+    requested = {
         *(item.versions.specific or () if item.versions else ()),
         *([item.pinned] if item.pinned else []),
     }
-    if absent := sorted(asked - set(found)):
+    if absent := sorted(requested - set(found)):
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
             f"version {', '.join(map(str, absent))} is requested, but {there}; publish it, "
             "or request another version.",
         )
-    return tuple(sorted(chosen | asked))
+    return tuple(sorted(chosen | requested))
 
 
 def _version(
@@ -235,18 +237,18 @@ def _only_first(item: PlanFetch, what: str) -> None:
     """
     policy = item.versions
     if item.pinned not in (None, FIRST):
-        asked = f"version {item.pinned}"
+        requested = f"version {item.pinned}"
     elif policy is None or policy.newest_only or policy.specific == (FIRST,):
         return
     else:
-        asked = (
+        requested = (
             f"versions {', '.join(map(str, policy.specific))}"
             if policy.specific
             else "several versions"
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {asked} of the model, but the source is {what}, which is "
+        f"the resource requests {requested} of the model, but the source is {what}, which is "
         f"always version {FIRST}; use a folder that contains one folder per version (1, 2, "
         "…), or remove the version policy.",
     )

@@ -101,8 +101,8 @@ def maximum_length(path: Path, model: Any, tokens: PlanTokens) -> int | None:
     Where the graph's tables suggest a limit, it is tried: a table that is cut to length need not
     be the table of positions.
     """
-    wanted = tokens.max_length
-    guesses = _length_guesses(model, wanted)
+    desired = tokens.max_length
+    guesses = _length_guesses(model, desired)
     if not guesses:
         return None
     evaluator = choose_evaluator(size_of(path, model))
@@ -122,19 +122,19 @@ def maximum_length(path: Path, model: Any, tokens: PlanTokens) -> int | None:
         return accepts(run, generate_rows(inputs, [length], sizes, tokens.masks)[0])
 
     try:
-        return _longest_accepted(accepts_length, wanted, guesses)
+        return _longest_accepted(accepts_length, desired, guesses)
     except MemoryError:
         # Triton may have more memory.
         return None
 
 
-def _length_guesses(model: Any, wanted: int) -> list[int]:
-    """Return lengths to try first; empty if the graph suggests no limit below ``wanted``."""
+def _length_guesses(model: Any, desired: int) -> list[int]:
+    """Return lengths to try first; empty if the graph suggests no limit below ``desired``."""
     stated = positions(model.graph)
     # Both may exist: RoBERTa's types are cut from a buffer that is two longer than its rows may be.
     counted = computed_positions(model.graph)
-    is_stated_less = stated is not None and stated < wanted
-    is_counted_less = counted is not None and counted < wanted + RESERVED_POSITIONS
+    is_stated_less = stated is not None and stated < desired
+    is_counted_less = counted is not None and counted < desired + RESERVED_POSITIONS
     if not is_stated_less and not is_counted_less:
         return []
     # The usual case first: exactly what the table has.
@@ -145,14 +145,14 @@ def _length_guesses(model: Any, wanted: int) -> list[int]:
 
 
 def _longest_accepted(
-    accepts_length: Callable[[int], bool], wanted: int, guesses: Iterable[int]
+    accepts_length: Callable[[int], bool], desired: int, guesses: Iterable[int]
 ) -> int | None:
-    """Return the greatest accepted length below ``wanted``.
+    """Return the greatest accepted length below ``desired``.
 
-    ``None`` if ``wanted`` is accepted, or the longest row that is ever tried, or if not even a
+    ``None`` if ``desired`` is accepted, or the longest row that is ever tried, or if not even a
     short row is accepted.
     """
-    low, high = min(_SHORT, wanted - 1), min(wanted, LONGEST)
+    low, high = min(_SHORT, desired - 1), min(desired, LONGEST)
     if low < 1 or accepts_length(high) or not accepts_length(low):
         return None
     for guess in guesses:

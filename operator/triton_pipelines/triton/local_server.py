@@ -110,7 +110,7 @@ class LocalTriton:
         self.address = address
         self.http_port, self.grpc_port, self.metrics_port = http_port, grpc_port, metrics_port
         self.log_file = log_file
-        self._wanted_ports = (http_port, grpc_port, metrics_port)
+        self._requested_ports = (http_port, grpc_port, metrics_port)
         self._key = control_key
         self._deadline_s = deadline_s
         self._stop_s = stop_s
@@ -274,7 +274,7 @@ class LocalTriton:
 
     def _launch(self, distribution: Distribution) -> None:
         self.http_port, self.grpc_port, self.metrics_port = _free_ports(
-            self.address, self._wanted_ports
+            self.address, self._requested_ports
         )
         if self.log_file is None:
             handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
@@ -344,7 +344,7 @@ class LocalTriton:
         process, distribution = self._process, self._distribution
         if process is None or distribution is None:
             raise LocalTritonError("the server was stopped during startup")
-        if tries <= 0 or 0 not in self._wanted_ports or not is_port_taken(self.log()):
+        if tries <= 0 or 0 not in self._requested_ports or not is_port_taken(self.log()):
             raise LocalTritonError(
                 f"tritonserver exited with code {process.returncode} before it was ready: "
                 f"{self._reason()}"
@@ -356,7 +356,7 @@ class LocalTriton:
         return failure_reason(self.log())
 
 
-def _free_ports(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
+def _free_ports(address: str, requested: tuple[int, int, int]) -> tuple[int, int, int]:
     """Return the requested ports, with 0 replaced by a port that is free now.
 
     All are held open until chosen, so that they differ.
@@ -371,7 +371,7 @@ def _free_ports(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, i
             listener.bind((address, 0))
             return int(listener.getsockname()[1])
 
-        return choose(wanted[0]), choose(wanted[1]), choose(wanted[2])
+        return choose(requested[0]), choose(requested[1]), choose(requested[2])
 
 
 def remove_stale_shared_memory() -> None:

@@ -335,7 +335,20 @@ def empty() -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: ControlPlane) -> None:
+def operator_workers(client: httpx.Client, deployment: str) -> str:
+    pod = client.get(deployment).json()["spec"]["template"]["spec"]
+    environment = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+    return str(environment["TRITONPIPE_WORKERS"])
+
+
+def kept(client: httpx.Client, pipeline: str) -> tuple[str, str]:
+    """Return the identities of the CustomResourceDefinition and of a pipeline."""
+    found = [client.get(path).raise_for_status().json() for path in (CRD_PATH, pipeline)]
+    return found[0]["metadata"]["uid"], found[1]["metadata"]["uid"]
+
+
+def test_lifecycle_of_a_release_keeps_crd_and_pipelines(empty: ControlPlane) -> None:
+    """Install, upgrade, roll back, remove, install again."""
     release = [
         "lifecycle",
         str(chart.CHART),
@@ -344,11 +357,12 @@ def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: Con
         "fullnameOverride=lifecycle",
     ]
     deployment = "/apis/apps/v1/namespaces/lifecycle/deployments/lifecycle"
+    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/lifecycle"
     sample = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_text())
     pipeline = f"{resources.INFERENCE_PIPELINES.path('default', sample['metadata']['name'])}"
     with api.client(empty.kubeconfig) as client:
         helm(empty, "install", *release, "--create-namespace")
-        before = client.get(deployment).json()["spec"]["template"]["spec"]
+        assert operator_workers(client, deployment) == "8"
         established = "customresourcedefinition/inferencepipelines.tritonpipelines.io"
         subprocess.run(
             [
@@ -361,18 +375,23 @@ def test_upgrade_changes_settings_and_removal_keeps_crd_and_pipelines(empty: Con
             check=True,
         )
         api.apply(client, pipeline, sample)
-        helm(empty, "upgrade", *release, "--set", "operator.workers=3")
-        after = client.get(deployment).json()["spec"]["template"]["spec"]
-        assert {"name": "TRITONPIPE_WORKERS", "value": "8"} in before["containers"][0]["env"]
-        assert {"name": "TRITONPIPE_WORKERS", "value": "3"} in after["containers"][0]["env"]
+        installed = kept(client, pipeline)
+        narrowed = ["operator.workers=3", "rbac.podResize=false"]
+        helm(empty, "upgrade", *release, *(f"--set={setting}" for setting in narrowed))
+        assert operator_workers(client, deployment) == "3"
+        assert "pods/resize" not in client.get(role).text
+        assert kept(client, pipeline) == installed
+        helm(empty, "rollback", "lifecycle", "1", "--namespace=lifecycle")
+        assert operator_workers(client, deployment) == "8"
+        assert "pods/resize" in client.get(role).text
+        assert kept(client, pipeline) == installed
         helm(empty, "uninstall", "lifecycle", "--namespace=lifecycle")
-        assert client.get(deployment).status_code == 404
-        assert (
-            client.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/lifecycle").status_code
-            == 404
-        )
-        assert client.get(CRD_PATH).status_code == 200
-        assert client.get(pipeline).status_code == 200
+        assert client.get(deployment).status_code == client.get(role).status_code == 404
+        assert kept(client, pipeline) == installed
+        # Helm adopts the CustomResourceDefinition that the removal kept.
+        helm(empty, "install", *release)
+        assert operator_workers(client, deployment) == "8"
+        assert kept(client, pipeline) == installed
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/namespaced"])

@@ -21,7 +21,7 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, resource_of
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 
 pytestmark = pytest.mark.integration
 __all__ = ["connection"]

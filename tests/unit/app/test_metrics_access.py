@@ -21,7 +21,7 @@ from tests.support.operators import free_port
 from triton_pipelines.app import metrics_access, metrics_server
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.metrics_access import Access, MetricsAccess
-from triton_pipelines.app.metrics_server import ServerCertificate, guarded, serve_metrics
+from triton_pipelines.app.metrics_server import MetricsCertificate, guarded, serve_metrics
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Unavailable
 from triton_pipelines.cluster.transport import ignore_request
@@ -221,7 +221,7 @@ async def test_a_certificate_that_cannot_be_read_leaves_the_previous_one(
     tmp_path: Path, authority: Authority
 ) -> None:
     write_certificate(tmp_path, authority)
-    certificate = ServerCertificate(tmp_path)
+    certificate = MetricsCertificate(tmp_path)
     before = certificate.context()
     (tmp_path / "tls.crt").write_text("no certificate")
     assert certificate.context() is before

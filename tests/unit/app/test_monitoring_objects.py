@@ -12,6 +12,7 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api import names, parse
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotFound
@@ -84,7 +85,12 @@ def watching(
     )
 
 
-REPORTED = Finding(PATH, "the cluster does not serve PodMonitor", Severity.WARNING)
+REPORTED = Finding(
+    PATH,
+    "the cluster does not serve PodMonitor",
+    Severity.WARNING,
+    code=FindingCode.MONITORING_NOT_APPLIED,
+)
 
 
 @pytest.mark.parametrize("mode", ["Enabled", "Auto", "Disabled"])

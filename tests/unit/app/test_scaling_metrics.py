@@ -17,7 +17,7 @@ from triton_pipelines.autoscaling.types import (
     StepFigures,
     Verdict,
 )
-from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
+from triton_pipelines.controllers.autoscaler.pod_sizes import PodSizes
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import ScalingView
 

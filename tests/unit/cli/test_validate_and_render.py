@@ -16,7 +16,7 @@ from triton_pipelines.api.crd import stored
 from triton_pipelines.cli.render import KEY_PLACEHOLDER
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render.objects import PLACEHOLDER_UID
-from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.planner import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.local import control, node, pki
-from e2e.local.images import build
+from e2e.local.images import build, buildah
 from e2e.local.network import Subnets
 
 NOW = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
@@ -181,7 +181,7 @@ global.timeout='60'
 freeze.timeout='10'
 install.trusted-host='mirror.example'
 """
-    lines = build.pip_secret(listing).splitlines()
+    lines = buildah.pip_secret(listing).splitlines()
     assert lines[0] == "[global]"
     assert sorted(lines[1:]) == [
         "index-url = https://mirror.example/simple",

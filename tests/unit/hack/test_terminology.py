@@ -67,13 +67,79 @@ def test_only_comments_of_samples_are_checked(tmp_path: Path) -> None:
     assert [line for line, _ in found(tmp_path, "sample.yaml", text)] == [1, 2]
 
 
-def test_python_literals_and_docstrings_are_checked_but_no_names_and_keys(tmp_path: Path) -> None:
+def test_python_literals_and_docstrings_are_checked_but_no_keys(tmp_path: Path) -> None:
     text = (
         '"""Module.\n\nStored beside the model.\n"""\n'
-        "beside = {'beside': 1}\n"
-        "message = f'{beside} is the narrow place'\n"
+        "keys = {'beside': 1}\n"
+        "message = f'{keys} is the narrow place'\n"
     )
     assert found(tmp_path, "module.py", text) == [(3, "beside"), (6, "narrow place")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def rows_beside_texts(): ...",
+        "class RowsBesideTexts: ...",
+        "_BESIDE = 1",
+        "f = lambda beside: 1",
+        "f.beside = 1",
+        "for a, (b, beside) in c: ...",
+        "class A:\n    HTTPBeside: int",
+    ],
+)
+def test_names_that_python_defines_are_checked(tmp_path: Path, text: str) -> None:
+    ((line, _),) = found(tmp_path, "module.py", text)
+    assert line == text.count("\n") + 1
+
+
+def test_names_that_python_uses_are_not_checked(tmp_path: Path) -> None:
+    assert found(tmp_path, "module.py", "other.beside(beside, beside=beside)") == []
+
+
+def test_the_name_of_a_module_is_checked(tmp_path: Path) -> None:
+    assert found(tmp_path, "rows_beside.py", "") == [(1, "rows_beside")]
+
+
+def test_a_term_may_have_another_expression_for_names(tmp_path: Path) -> None:
+    rules = read_rules(
+        {
+            "terms": [
+                {"term": "look", "pattern": "the look", "in_names": r"\blooks?\b", "write": "probe"}
+            ],
+            "covered": ["."],
+        }
+    )
+    assert found(tmp_path, "module.py", "LOOKS = 'he looks'\nlooking = 1", rules) == [(1, "LOOKS")]
+
+
+def named(*allowed: dict[str, str]) -> Rules:
+    terms = [{"term": "beside", "write": "next to"}]
+    return read_rules({"terms": terms, "covered": ["*.py"], "allowed_names": allowed})
+
+
+def test_a_name_may_be_allowed_in_one_file_or_in_all(tmp_path: Path) -> None:
+    allowed = {"name": "beside", "reason": "is stored"}
+    assert found(tmp_path, "a.py", "beside = 1", named(allowed)) == []
+    assert found(tmp_path, "a.py", "beside = 1", named(allowed | {"file": "a.py"})) == []
+    assert found(tmp_path, "b.py", "beside = 1", named(allowed | {"file": "a.py"}))
+    assert found(tmp_path, "b.py", "beside_it = 1", named(allowed))
+
+
+def test_an_allowed_name_that_nothing_defines_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("beside = 1", encoding="utf-8")
+    allowed = {"name": "beside", "reason": "is stored"}
+    assert terminology.unused_exceptions(named(allowed), tmp_path) == []
+    rules = named(allowed | {"file": "b.py"}, {"name": "besides", "reason": "is stored"})
+    assert terminology.unused_exceptions(rules, tmp_path) == [
+        "b.py: the exception for the name beside is not used; remove it",
+        "any file: the exception for the name besides is not used; remove it",
+    ]
+
+
+def test_an_allowed_name_needs_a_reason() -> None:
+    with pytest.raises(ValueError, match="exception for the name beside: no reason"):
+        named({"name": "beside"})
 
 
 def test_an_exception_holds_for_its_file_alone(tmp_path: Path) -> None:

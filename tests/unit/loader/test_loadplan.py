@@ -22,8 +22,8 @@ from triton_pipelines.api.loadplan import (
     ReportSource,
     ResolvedSource,
     ResolvedSources,
+    diverged_sources,
     resolution,
-    strayed,
 )
 
 PLAN = {
@@ -336,10 +336,14 @@ def test_a_pod_that_loaded_something_else_is_found() -> None:
         "model": ResolvedSource(revision="a", sha256=one),
         "model.extra": ResolvedSource(revision="b"),
     }
-    assert strayed(recorded, first) == ()
+    assert diverged_sources(recorded, first) == ()
     # The same content under another ETag, and a source that is not recorded.
-    assert strayed(recorded, reported(("model", "", "z", one), ("other", "", "z", two))) == ()
-    findings = strayed(recorded, reported(("model", "", "a", two), ("model", "extra", "c", None)))
+    assert (
+        diverged_sources(recorded, reported(("model", "", "z", one), ("other", "", "z", two))) == ()
+    )
+    findings = diverged_sources(
+        recorded, reported(("model", "", "a", two), ("model", "extra", "c", None))
+    )
     assert [(item.step, item.reason) for item in findings] == [
         ("model", LoadReason.SOURCE_CHANGED)
     ] * 2

@@ -12,7 +12,7 @@ from triton_pipelines.compile.graph import Options, build, check
 from triton_pipelines.compile.graph.acting_account import acting_account
 from triton_pipelines.compile.render import render
 from triton_pipelines.controllers.pipeline.chain import Context
-from triton_pipelines.controllers.pipeline.plan import plan
+from triton_pipelines.controllers.pipeline.planner import plan
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

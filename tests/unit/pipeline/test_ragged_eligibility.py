@@ -13,7 +13,7 @@ from tests.support import builders
 from triton_pipelines.api.parse import parse
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.ragged_eligibility import refusal_key
+from triton_pipelines.compile.graph.ragged_eligibility import rejection_key
 
 MASK = {"name": "attention_mask", "dataType": "INT64", "dims": [-1]}
 IDS = {"name": "input_ids", "dataType": "INT64", "dims": [-1]}
@@ -23,7 +23,7 @@ def graph(refused: str = "", **changes: Any) -> Graph:
     pipeline, findings = parse(builders.document(**changes))
     assert pipeline is not None
     assert findings == []
-    key = refusal_key(pipeline.spec.model, pipeline.spec) if pipeline.spec.model else ""
+    key = rejection_key(pipeline.spec.model, pipeline.spec) if pipeline.spec.model else ""
     return build(pipeline, builders.options(), {key: refused} if refused else {})
 
 
@@ -124,7 +124,7 @@ def test_a_refusal_speaks_of_a_file_and_how_it_is_read() -> None:
         pipeline, _ = parse(builders.document(**changes))
         assert pipeline is not None
         assert pipeline.spec.model is not None
-        return refusal_key(pipeline.spec.model, pipeline.spec)
+        return rejection_key(pipeline.spec.model, pipeline.spec)
 
     same = key()
     assert key(replicas=3, tokenizer={"maxLength": 9}) == same

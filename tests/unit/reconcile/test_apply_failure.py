@@ -11,7 +11,7 @@ from tests.support.worldchecks import check_status
 from tests.support.worlds import World
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.controllers.pipeline.apply_failure import status_after_failure
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES
 

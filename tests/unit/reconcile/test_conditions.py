@@ -17,7 +17,7 @@ from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Object, Pod, Probe, Snapshot
 from triton_pipelines.redaction import redact_url
 

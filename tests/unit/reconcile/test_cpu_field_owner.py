@@ -11,7 +11,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import ModelPod, World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.state import PipelineState
 
 SPEC: dict[str, Any] = {

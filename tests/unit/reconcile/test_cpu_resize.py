@@ -19,14 +19,14 @@ from triton_pipelines.api import names
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.controllers.pipeline.actions import Resize
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_resize import pending_reason
-from triton_pipelines.controllers.pipeline.pods_and_cpu import (
+from triton_pipelines.controllers.pipeline.resize_rejections import RejectionCause, ResizeRejection
+from triton_pipelines.controllers.pipeline.scaling_observation import (
     bounds_of,
     observation_of,
     smallest_limit,
 )
-from triton_pipelines.controllers.pipeline.resize_rejections import RejectionCause, ResizeRejection
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 
 # 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.
@@ -177,7 +177,7 @@ def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
     assert pending_reason(pods[0]) == "is Deferred on node node-1: said the kubelet"
     assert pending_reason(pods[1]) == ""
     seen = observation_of(pods, made.deployment, 3750)
-    assert (list(seen.uneven), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
+    assert (list(seen.resize_pending), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
     assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"][
         "cpu"
     ], "counts grow by what is in force"
@@ -193,7 +193,7 @@ def test_an_infeasible_pod_is_told_apart() -> None:
     record(made, 3750).step()
     pod = Pod.of(made._raw(made.pods[0]))
     ((uid, found),) = observation_of([pod], made.deployment, 3750).infeasible.items()
-    assert (uid, found.node, found.asked) == (pod.uid, "node-1", 3750)
+    assert (uid, found.node, found.requested) == (pod.uid, "node-1", 3750)
     assert f"{found.given}m" == server(made)["resources"]["limits"]["cpu"]
 
 

@@ -30,7 +30,7 @@ from triton_pipelines.controllers.pipeline.compiled_pipeline import (
 )
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
 from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPadding, data
-from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.planner import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import (
     PipelineState,

@@ -16,7 +16,7 @@ from tests.support import builders
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers, OtherManagers
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.policies.replicas import UNNAMED_SCALER
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.pipeline.state import PipelineState

@@ -9,7 +9,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 
 NOTE = LoadFinding(
     step="model",

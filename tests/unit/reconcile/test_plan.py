@@ -18,7 +18,7 @@ from triton_pipelines.api import names
 from triton_pipelines.compile.graph.advisories import describe_advisories
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.controllers.pipeline import compiled_pipeline
-from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 
 CHANGE = {"tokenizer": {"maxLength": 64}}

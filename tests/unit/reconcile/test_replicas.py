@@ -15,7 +15,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.policies.replicas import decide_replicas
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.pipeline.state import ReplicasState

@@ -12,7 +12,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import BAD, DUMB, World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 

@@ -19,7 +19,7 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.controllers.handover import ScalingIntent
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 RENDERED: dict[str, Any] = {}

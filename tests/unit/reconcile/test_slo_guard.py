@@ -24,7 +24,7 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
     RevisionLatency,
     latency_of,
 )
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH_PERIOD, continue_watch
 from triton_pipelines.controllers.pipeline.state import SloGuardState
 

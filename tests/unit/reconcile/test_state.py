@@ -14,6 +14,7 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 from triton_pipelines.controllers.pipeline.report_state import ScalingReportState, WarningsState
@@ -104,9 +105,21 @@ def test_every_field_of_the_flat_document_arrives() -> None:
     )
 
 
-FINDINGS = (Finding("spec.model", "one", Severity.WARNING), Finding("spec", "", Severity.WARNING))
+def _warnings(code: FindingCode) -> tuple[Finding, ...]:
+    return (
+        Finding("spec.model", "one", Severity.WARNING, code=code),
+        Finding("spec", "", Severity.WARNING, code=code),
+    )
+
+
 REPORTS = (
-    WarningsState(("a", "b"), "2861b88211", FINDINGS, "no metrics", FINDINGS[:1]),
+    WarningsState(
+        ("a", "b"),
+        "2861b88211",
+        _warnings(FindingCode.LOADER_WARNING),
+        "no metrics",
+        _warnings(FindingCode.MONITORING_NOT_APPLIED),
+    ),
     ScalingReportState("the pods themselves", ("tokenizer", "cpu")),
     CertificateState({"certs": "0123"}, {"0123": "PEM"}, {"0123": "sentiment.nlp.svc"}),
 )

@@ -15,7 +15,7 @@ from tests.support.worldchecks import check_status
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
-from triton_pipelines.controllers.pipeline.plan import Context, plan
+from triton_pipelines.controllers.pipeline.planner import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.controllers.pipeline.status_events import transitions
 

@@ -18,7 +18,7 @@ from tests.support.operators import ready_status
 from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, asked
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.policies.slo_guard import (
     WATCH_PERIOD,
     Latencies,

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support import builders
 from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.planner import Plan
 
 RENDERED: dict[str, Any] = {}
 STRATEGIES = ("Auto", "Surge", "NoSurge", "Recreate")

@@ -11,7 +11,7 @@ import yaml
 from tests.support.builders import built, options
 from tests.support.golden import CASES, path_of
 from tests.support.schemas import validate
-from triton_pipelines.api.rollout import RolloutStrategy
+from triton_pipelines.api.rollout_strategy import RolloutStrategy
 from triton_pipelines.compile.render.objects import (
     deployment,
     disruption_budget,

@@ -15,7 +15,7 @@ from tests.support.builders import document, merge, options
 from tests.support.schemas import validate
 from triton_pipelines.api import parse
 from triton_pipelines.api.loadplan import LoadPlan
-from triton_pipelines.api.rollout import RolloutStrategy
+from triton_pipelines.api.rollout_strategy import RolloutStrategy
 from triton_pipelines.compile.graph import build, check, lint
 from triton_pipelines.compile.render import render
 from triton_pipelines.compile.render.errors import RefusedError

@@ -132,7 +132,7 @@ def test_cpu_waits_for_what_is_under_way_and_for_what_was_asked_before() -> None
     bound = decision(**BOUND)
     assert millis(decided(bound, replace(EVEN, counting=True))) == 2250
     assert millis(decided(bound, replace(EVEN, rolling=True))) == 2250
-    late = decided(bound, replace(EVEN, uneven={"pod-a": "is Deferred on node n1"}))
+    late = decided(bound, replace(EVEN, resize_pending={"pod-a": "is Deferred on node n1"}))
     assert millis(late) == 2250
     assert late.limited == "cpu: pod pod-a is Deferred on node n1"
 
@@ -142,7 +142,7 @@ def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
     seen = replace(
         EVEN,
         infeasible={"a": InfeasibleResize("a", "n1", 4250, 2250)},
-        uneven={"pod-a": "is Infeasible on node n1"},
+        resize_pending={"pod-a": "is Infeasible on node n1"},
     )
     back = decided(decision(**{**BOUND, "state": asked}), seen)
     assert millis(back) == 2250
@@ -211,7 +211,7 @@ def test_pods_come_only_when_cpu_can_give_no_more() -> None:
 
 
 def test_pods_are_the_way_where_a_node_keeps_cpu_waiting() -> None:
-    waiting = replace(EVEN, uneven={"pod-a": "is Deferred on node n1"})
+    waiting = replace(EVEN, resize_pending={"pod-a": "is Deferred on node n1"})
     state = remembered(4250, last_change=NOW - 1, last_up=NOW - 1)
     steps = run(state, 130, waiting, offered=6.0)
     assert pods(steps[10]) == 1, "for a minute the kubelet may still find room"
@@ -237,7 +237,7 @@ def test_counts_wait_for_pods_and_cpu_but_not_for_ever() -> None:
     assert change_in_progress(growing, EVEN, NOW + 121) == ""
     assert change_in_progress(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
     resizing = remembered(4250, last_change=NOW)
-    uneven = replace(EVEN, uneven={"pod-a": "does not have 4250m yet"})
+    uneven = replace(EVEN, resize_pending={"pod-a": "does not have 4250m yet"})
     assert change_in_progress(resizing, uneven, NOW + 59) == "the CPU limit of the pods is changing"
     assert change_in_progress(resizing, uneven, NOW + 61) == ""
     assert change_in_progress(resizing, EVEN, NOW + 5) == ""

@@ -11,8 +11,8 @@ from tests.unit.tuning.test_load_rates import Slow, begun
 from tests.unit.tuning.test_selection import CURRENT, LATENCY_BUDGET
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
 from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions
+from triton_pipelines.tools.tuner.measured_points import TuningRun
 from triton_pipelines.tools.tuner.selection import PredictedSetting, challenger
-from triton_pipelines.tools.tuner.tuning_run import TuningRun
 from triton_pipelines.tools.tuner.verification import GainVerification
 
 ONE, TWO = BatchingSetting(64, 0, 1, 1), BatchingSetting(64, 0, 1, 2)

@@ -27,10 +27,10 @@ from triton_pipelines.tools.tuner.acceptance import (
     next_lower_rate,
 )
 from triton_pipelines.tools.tuner.load_measurement import LoadMeasurement, measurement_of
+from triton_pipelines.tools.tuner.measured_points import MAX_RATE_STEP, TuningRun
 from triton_pipelines.tools.tuner.options import silent
 from triton_pipelines.tools.tuner.output_comparison import shares_mismatch_cause
 from triton_pipelines.tools.tuner.selection import predict_settings
-from triton_pipelines.tools.tuner.tuning_run import MAX_RATE_STEP, TuningRun
 from triton_pipelines.tools.tuner.verification import GainVerification
 from triton_pipelines.tools.tuner.workload import Workload
 

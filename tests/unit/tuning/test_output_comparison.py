@@ -33,6 +33,7 @@ from triton_pipelines.tools.tuner.load_measurement import (
     count_late,
     measurement_of,
 )
+from triton_pipelines.tools.tuner.measured_points import TuningRun
 from triton_pipelines.tools.tuner.output_comparison import (
     MAX_COMPARED,
     MIN_COMPARED,
@@ -40,7 +41,6 @@ from triton_pipelines.tools.tuner.output_comparison import (
     requests_to_compare,
 )
 from triton_pipelines.tools.tuner.profile_loads import timed_load
-from triton_pipelines.tools.tuner.tuning_run import TuningRun
 from triton_pipelines.triton.errors import DeadlineError, OverloadedError, UnreachableError
 
 FULL = "[request id: 3] Exceeds maximum queue size"

@@ -155,12 +155,12 @@ class CollectionQueries:
                 answer = self._client.query(
                     queries.counters(self._connection, query.group, query.seconds), deadline
                 )
-                wanted = {pod: plan.models[pod] for pod in query.pods}
+                expected = {pod: plan.models[pod] for pod in query.pods}
                 seen = query_results.counters(
                     answer.kind,
                     answer.result,
                     self._connection.labels,
-                    wanted,
+                    expected,
                     plan.addresses,
                     plan.interval,
                 )

@@ -81,7 +81,7 @@ class BasicAuth(ConnectionModel):
     password_file: Path
 
 
-class Tls(ConnectionModel):
+class ConnectionTls(ConnectionModel):
     """Certificate files in PEM format."""
 
     ca_file: Path | None = None
@@ -168,7 +168,7 @@ class Connection(ConnectionModel):
     url: str
     bearer_token_file: Path | None = None
     basic_auth: BasicAuth | None = None
-    tls: Tls = Tls()
+    tls: ConnectionTls = ConnectionTls()
     security: Security = Security.VERIFIED
     tenant: Tenant | None = None
     matchers: Mapping[LabelName, str] = Field(default_factory=dict, max_length=16)
@@ -228,7 +228,7 @@ class Connection(ConnectionModel):
         if self.bearer_token_file is not None and self.basic_auth is not None:
             raise ValueError("bearerTokenFile and basicAuth cannot be combined; remove one of them")
         plain = self.url.startswith("http://")
-        if plain and self.tls != Tls():
+        if plain and self.tls != ConnectionTls():
             raise ValueError("tls is set, but url is http://; use https://")
         if (
             plain

@@ -156,23 +156,23 @@ class Prometheus:
         answer = self._session.answer
         if answer is None:
             return "refused"
-        said = f"HTTP {answer.status_code}"
+        message = f"HTTP {answer.status_code}"
         if answer.status_code in (401, 403):
             return (
-                f"{said}: the credentials are missing or not accepted (bearerTokenFile, "
+                f"{message}: the credentials are missing or not accepted (bearerTokenFile, "
                 f"basicAuth, tls.certFile, tenant){answer.detail()}"
             )
         if 300 <= answer.status_code < 400:
             return (
-                f"{said}: it redirects to {answer.location or 'another address'}, and "
+                f"{message}: it redirects to {answer.location or 'another address'}, and "
                 "redirects are not followed; set url to the final address"
             )
         if answer.status_code == 404:
             return (
-                f"{said}: no API at {self._connection.url}/api/v1/query; is the path prefix "
+                f"{message}: no API at {self._connection.url}/api/v1/query; is the path prefix "
                 "correct?"
             )
-        return said + answer.detail()
+        return message + answer.detail()
 
     def _failed(self, error: Exception) -> str:
         """Describe why there is no response."""
@@ -307,12 +307,12 @@ class _Response:
         """Return the parsed result with its kind and warnings."""
         data = self._document["data"]
         warnings = self._document.get("warnings")
-        said = (
+        texts = (
             tuple(str(one)[:_TEXT_MAX] for one in warnings[:5])
             if isinstance(warnings, list)
             else ()
         )
-        return QueryResult(data["resultType"], data["result"], said)
+        return QueryResult(data["resultType"], data["result"], texts)
 
     def detail(self) -> str:
         """Return the error message of the response after a colon, or ""."""

@@ -68,13 +68,13 @@ def pod_groups(pods: Iterable[PodKey], models: Iterable[str]) -> list[PodGroup]:
         by_namespace.setdefault(namespace, set()).add(pod)
     if not by_namespace:
         return []
-    wanted = tuple(sorted(set(models)))
-    if _length(wanted) > VALUE_CHARACTERS // 3:
-        wanted = ()
+    expected = tuple(sorted(set(models)))
+    if _length(expected) > VALUE_CHARACTERS // 3:
+        expected = ()
     names = tuple(sorted({pod for several in by_namespace.values() for pod in several}))
     if _length(names) <= VALUE_CHARACTERS and _length(by_namespace) <= VALUE_CHARACTERS // 2:
-        return [PodGroup(tuple(sorted(by_namespace)), names, wanted)]
-    return [PodGroup(part, (), wanted) for part in _chunks(sorted(by_namespace))]
+        return [PodGroup(tuple(sorted(by_namespace)), names, expected)]
+    return [PodGroup(part, (), expected) for part in _chunks(sorted(by_namespace))]
 
 
 def counters(connection: Connection, group: PodGroup, seconds: float) -> str:

@@ -15,24 +15,8 @@ from .connection import Connection, SeriesLabels
 from .metrics_page import FIELDS
 from .samples import ModelCounters, PodUsage, Scrape
 from .scrape_history import PodKey
+from .target_series import FoundSeries, SeriesKey, has_several_targets, series_of_one_target
 
-# Labels that identify the scraper and not the target: two monitors of one pod, or the replicas of a
-# Prometheus, produce the same series twice.
-SCRAPERS: Final = frozenset(
-    {
-        "job",
-        "endpoint",
-        "service",
-        "container",
-        "prometheus",
-        "prometheus_replica",
-        "replica",
-        "receive_replica",
-        "monitor",
-        "scrape_job",
-    }
-)
-_INSTANCE: Final = "instance"
 _ORDER: Final = tuple(field.name for field in fields(ModelCounters))
 _NAMES: Final = tuple(sorted(FIELDS, key=lambda name: _ORDER.index(FIELDS[name])))
 _INDEX: Final = {name: index for index, name in enumerate(_NAMES)}
@@ -40,11 +24,6 @@ _INDEX: Final = {name: index for index, name in enumerate(_NAMES)}
 _OPTIONAL: Final = frozenset({"failure", "cache_hits"})
 _NEEDED: Final = sum(1 << index for index, field in enumerate(_ORDER) if field not in _OPTIONAL)
 _SHAPE_ERRORS: Final = (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError)
-
-# Index of the metric, model, version, GPU and failure reason: the labels by which Triton itself
-# distinguishes series within one pod.
-_Series = tuple[int, str, Any, Any, Any]
-_Found = tuple[Mapping[str, Any], Sequence[Any]]
 
 
 class QueryResultError(ValueError):
@@ -67,17 +46,17 @@ def counters(
     kind: str,
     result: Sequence[Any],
     labels: SeriesLabels,
-    wanted: Mapping[PodKey, frozenset[str]],
+    expected: Mapping[PodKey, frozenset[str]],
     addresses: Mapping[PodKey, str],
     interval: float,
 ) -> dict[PodKey, PodSeries]:
-    """Return the scrapes of the wanted pods in a query result; series of other pods are ignored.
+    """Return the scrapes of the expected pods in a query result; series of other pods are ignored.
 
     Args:
         kind: The resultType of the result.
         result: The result of the query.
         labels: Labels that hold the namespace and the name of a pod.
-        wanted: The wanted pods, with the models that each must have.
+        expected: The pods, with the models that each must have.
         addresses: Addresses of the pods' metrics ports, which distinguish the pods from pods of the
             same name in another cluster.
         interval: Seconds between scrapes.
@@ -87,13 +66,13 @@ def counters(
     """
     if kind != "matrix":
         raise QueryResultError(f"returned a {kind} instead of raw samples")
-    found: dict[PodKey, dict[_Series, list[_Found]]] = {}
+    found: dict[PodKey, dict[SeriesKey, list[FoundSeries]]] = {}
     namespace, pod = labels.namespace, labels.pod
     try:
         for item in result:
             metric = item["metric"]
             place = (metric.get(namespace), metric.get(pod))
-            models = wanted.get(place)
+            models = expected.get(place)
             if models is None:
                 continue
             index, model = _INDEX.get(metric.get("__name__")), metric.get("model")
@@ -108,7 +87,7 @@ def counters(
             )
             found.setdefault(place, {}).setdefault(series, []).append((metric, item["values"]))
         return {
-            place: _seen(several, wanted[place], addresses.get(place, ""), interval)
+            place: _seen(several, expected[place], addresses.get(place, ""), interval)
             for place, several in found.items()
         }
     except _SHAPE_ERRORS as error:
@@ -230,13 +209,12 @@ def _place(metric: Mapping[str, str], labels: tuple[str, str]) -> PodKey:
 
 
 def _seen(
-    found: dict[_Series, list[_Found]], models: frozenset[str], address: str, interval: float
+    found: dict[SeriesKey, list[FoundSeries]], models: frozenset[str], address: str, interval: float
 ) -> PodSeries:
     """Return the series of one pod as scrapes."""
     note = ""
-    instances = {metric.get(_INSTANCE) for several in found.values() for metric, _ in several}
-    if len(instances) > 1 or any(len(several) > 1 for several in found.values()):
-        chosen, note, problem = _one_target(found, address, interval)
+    if has_several_targets(found):
+        chosen, note, problem = series_of_one_target(found, address, interval)
         if problem:
             return PodSeries(problem=problem)
         found = chosen
@@ -285,83 +263,6 @@ def _lacking(masks: Mapping[str, int]) -> str:
                 "partial response drop these series?"
             )
     return ""
-
-
-def _one_target(
-    found: Mapping[_Series, list[_Found]], address: str, interval: float
-) -> tuple[dict[_Series, list[_Found]], str, str]:
-    """Choose the series of one target for a pod with several; return series, note and problem."""
-    newest = max(
-        (float(values[-1][0]) for several in found.values() for _, values in several if values),
-        default=0.0,
-    )
-    live = {
-        series: kept
-        for series, several in found.items()
-        if (
-            kept := [
-                one for one in several if one[1] and float(one[1][-1][0]) >= newest - 1.5 * interval
-            ]
-        )
-    }
-    names = _differing(live)
-    if not names:
-        if any(len(several) > 1 for several in live.values()):
-            return {}, "", "the same series occurs twice"
-        return live, "", ""
-    parts: dict[tuple[str, ...], dict[_Series, list[_Found]]] = {}
-    for series, several in live.items():
-        for one in several:
-            parts.setdefault(tuple(str(one[0].get(name, "")) for name in names), {}).setdefault(
-                series, []
-            ).append(one)
-    said = "; ".join(
-        f"{name} is {' and '.join(sorted({key[index] for key in parts}))[:100]}"
-        for index, name in enumerate(names)
-    )
-    if set(names) <= SCRAPERS:
-        # Take the scraper with the most series, so that a replica with missing series is not
-        # chosen. Break ties by name, so that the choice is stable.
-        best = min(parts, key=lambda key: (-len(parts[key]), key))
-        return parts[best], f"is scraped more than once ({said})", ""
-    mine = [
-        key
-        for key, part in parts.items()
-        if address
-        and any(one[0].get(_INSTANCE) == address for several in part.values() for one in several)
-    ]
-    if len(mine) == 1 and all(len(several) == 1 for several in parts[mine[0]].values()):
-        return (
-            parts[mine[0]],
-            (
-                f"has the same name as other targets ({said}); the one at {address} is "
-                "used. Set matchers in the connection"
-            ),
-            "",
-        )
-    return (
-        {},
-        "",
-        (
-            f"several targets have its name ({said}); select one of them with matchers in "
-            "the connection, for example by cluster"
-        ),
-    )
-
-
-def _differing(found: Mapping[_Series, list[_Found]]) -> list[str]:
-    """Return the labels in which series of the same metric and model differ.
-
-    Includes the instance label if the pod has several instances.
-    """
-    names: set[str] = set()
-    for several in found.values():
-        first = several[0][0]
-        for metric, _ in several[1:]:
-            names |= {name for name in {*first, *metric} if first.get(name) != metric.get(name)}
-    if len({metric.get(_INSTANCE) for several in found.values() for metric, _ in several}) > 1:
-        names.add(_INSTANCE)
-    return sorted(names)
 
 
 def rebased(scrape: Scrape, skew: float) -> Scrape:

@@ -222,11 +222,11 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
 
 def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
     """Describe the first impossible value in ``history``: negative or not finite; "" if none."""
-    wanted = tuple(models)
+    expected = tuple(models)
     for scrape in history.scrapes:
         if not math.isfinite(scrape.at):
             return f"a scrape at the time {scrape.at}"
-        for model in wanted:
+        for model in expected:
             counters = scrape.models.get(model)
             if counters is not None and not all(
                 0 <= value < math.inf for value in _values(counters)
@@ -326,8 +326,8 @@ def _possible(busy: float, first: Sampled, last: Sampled, most: int, under_way: 
     )
     # The largest possible batch holds all requests except one for each other execution. Without
     # any batching, the time is exact.
-    proven = spent / max(1.0, 1.0 + computed - executions)
-    return min(busy, max(bound, proven))
+    least = spent / max(1.0, 1.0 + computed - executions)
+    return min(busy, max(bound, least))
 
 
 def _between(first: Sampled, last: Sampled, busy: float, *, covered: bool) -> Rates:

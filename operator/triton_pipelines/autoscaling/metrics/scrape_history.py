@@ -60,10 +60,10 @@ class ScrapeHistories:
 
     def keep(self, pods: Iterable[PodKey]) -> None:
         """Forget all pods except these."""
-        wanted = set(pods)
-        for gone in set(self._scrapes) - wanted:
+        expected = set(pods)
+        for gone in set(self._scrapes) - expected:
             del self._scrapes[gone]
-        for gone in set(self._usage) - wanted:
+        for gone in set(self._usage) - expected:
             del self._usage[gone]
 
     def interval(self, pods: Iterable[PodKey], otherwise: float) -> float:

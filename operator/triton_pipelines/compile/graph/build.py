@@ -26,7 +26,7 @@ from .model_step import max_batch_size, model_step
 from .options import Options
 from .padding_choice import TokenReader, choose_padding
 from .postprocess_step import postprocess_read, postprocess_step
-from .ragged_eligibility import Refusals, pads
+from .ragged_eligibility import RaggedRejections, pads
 from .repeated_steps import repeated_steps, tokenizer_names
 from .step_context import StepContext
 from .token_readers import input_source, token_readers, tokens_read
@@ -36,7 +36,7 @@ from .tokenizer_step import Tokens, row_length, token_tensors, tokenizer_step
 def build(
     pipeline: InferencePipeline,
     options: Options,
-    refused: Refusals | None = None,
+    refused: RaggedRejections | None = None,
     measured: MeasuredPadding | None = None,
 ) -> Graph:
     """Return the graph of a resource that its schema and rules accept.

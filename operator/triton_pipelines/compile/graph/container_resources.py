@@ -68,9 +68,11 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
         shared = bytes_of(server.shared_memory)
     given = cache_argument(pipeline)
     cache = _given_cache(given) if given is not None else cache_bytes(graph)
-    asked, capped = server.resources.requests, server.resources.limits
-    request_cpu = millis(asked.cpu) if asked.cpu else BASE_CPU_MILLIS + _cpu(low)
-    request_memory = bytes_of(asked.memory) if asked.memory else BASE_MEMORY + cache + _memory(low)
+    requests, capped = server.resources.requests, server.resources.limits
+    request_cpu = millis(requests.cpu) if requests.cpu else BASE_CPU_MILLIS + _cpu(low)
+    request_memory = (
+        bytes_of(requests.memory) if requests.memory else BASE_MEMORY + cache + _memory(low)
+    )
     # Where pods grow in place they start with what the initial instances need, and the rest is free
     # for others until it is needed.
     held = low if pipeline.spec.scaling.cpu_resize is CpuResize.IN_PLACE else high
@@ -80,9 +82,9 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
         if capped.memory
         else max(request_memory, BASE_MEMORY + cache + _memory(high)) + shared
     )
-    if not asked.cpu:
+    if not requests.cpu:
         request_cpu = min(request_cpu, limit_cpu)
-    if not asked.memory:
+    if not requests.memory:
         request_memory = min(request_memory, limit_memory)
     return Sizes(
         cpu(request_cpu),

@@ -16,7 +16,7 @@ class MeasuredPadding:
     """The padding mode."""
     buckets: tuple[int, ...]
     """The buckets of mode Bucketed."""
-    said: str
+    reason: str
     """The measured figures, as text."""
 
 

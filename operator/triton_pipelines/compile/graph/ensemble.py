@@ -141,10 +141,10 @@ def _optional_inputs(spec: PipelineSpec, steps: Sequence[Step]) -> frozenset[str
 def _outputs(graph: Graph, spec: PipelineSpec) -> list[PublicTensor]:
     if spec.ensemble.outputs:
         result = []
-        for index, wanted in enumerate(spec.ensemble.outputs):
-            source = Reference.parse(wanted.from_)
-            made = graph.resolve(source) or Tensor(wanted.name, DataType.FP32, (-1,))
-            tensor = replace(made, name=wanted.name, reshape=None)
+        for index, declared in enumerate(spec.ensemble.outputs):
+            source = Reference.parse(declared.from_)
+            made = graph.resolve(source) or Tensor(declared.name, DataType.FP32, (-1,))
+            tensor = replace(made, name=declared.name, reshape=None)
             result.append(PublicTensor(tensor, source, f"spec.ensemble.outputs[{index}].from"))
         return result
     last = _last(graph)

@@ -51,15 +51,15 @@ def cost_fingerprint(
     hash). Not included: the latency SLO, on which no cost depends, and the operator's default
     image.
     """
-    said: dict[str, Any] = pipeline.spec.model_dump(
+    spec: dict[str, Any] = pipeline.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True
     )
-    said = _without(said, _NO_COST)
+    spec = _without(spec, _NO_COST)
     for part, ignored in (("server", _NO_COST_OF_SERVER), ("tokenizer", _PADDING)):
-        said[part] = _without(said.get(part) or {}, ignored)
+        spec[part] = _without(spec.get(part) or {}, ignored)
     steps = [step for step in (pipeline.spec.model, *pipeline.spec.steps) if step is not None]
     whole = {
-        "spec": said,
+        "spec": spec,
         "run by": [implementation_of(step, options).value for step in steps],
         "digests": dict(digests),
     }

@@ -116,7 +116,7 @@ def choose_padding(
             tuple(sorted({*measured.buckets, longest})) if measured.mode is Padding.BUCKETED else ()
         )
         return PaddingChoice(
-            measured.mode, measured.said, buckets, refused=refused, automatic=True, measured=True
+            measured.mode, measured.reason, buckets, refused=refused, automatic=True, measured=True
         )
     if fixed_length:
         first = fixed_length[0]

@@ -3,7 +3,7 @@
 Measured with Triton's ONNX Runtime backend (2.51): such a graph receives the rows of all requests
 end to end with the length of each, and nothing is padded. An unmodified graph only ever receives
 requests of equal length. The loader inspects the file and has the last word: files that it rejects
-are recorded as :data:`Refusals`, and the pipeline then uses the next best padding.
+are recorded as :data:`RaggedRejections`, and the pipeline then uses the next best padding.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 from .graph import Input, Tensor
 from .ragged_config import ragged_obstacles
 
-# Rejected so far: key of the file's location and use (:func:`refusal_key`) → the loader's message.
-Refusals = Mapping[str, str]
+# Rejected so far: key of the file's location and use (:func:`rejection_key`) → the loader's
+# message.
+RaggedRejections = Mapping[str, str]
 
 # Values that fill the shorter rows inside the graph; the mask hides them.
 PAD_VALUE = {
@@ -55,7 +56,7 @@ def on_cpu(fields: StepFields, spec: PipelineSpec) -> bool:
     return spec.server.gpu.count == 0 or fields.instances.ranged
 
 
-def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
+def rejection_key(fields: StepFields, spec: PipelineSpec) -> str:
     """Return the key of a rejection by the loader: the file and how it is read.
 
     The key changes with the source and with the tensors, so that the loader then tries again.

@@ -179,11 +179,12 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """
     given = pipeline.spec.server.resources
     for name, read in (("cpu", millis), ("memory", bytes_of)):
-        asked, capped = getattr(given.requests, name), getattr(given.limits, name)
-        if asked is not None and capped is not None and read(asked) > read(capped):
+        requested, capped = getattr(given.requests, name), getattr(given.limits, name)
+        if requested is not None and capped is not None and read(requested) > read(capped):
             yield Finding(
                 f"spec.server.resources.requests.{name}",
-                f"{asked} exceeds limits.{name} {capped}; raise the limit, or lower the request",
+                f"{requested} exceeds limits.{name} {capped}; raise the limit, or lower the"
+                " request",
                 code=FindingCode.OUT_OF_RANGE,
             )
     shared = sizes(pipeline, graph).shared_memory

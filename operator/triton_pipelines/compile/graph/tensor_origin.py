@@ -38,32 +38,32 @@ _ANSWERED: Final = re.compile(r"output (?P<output>\S+) (is|has) ")
 _NOTE: Final = re.compile(r"\.? NOTE: Setting a non-zero max_batch_size .*", re.DOTALL)
 
 
-def with_tensor_origin(graph: Graph, said: str) -> str:
+def with_tensor_origin(graph: Graph, message: str) -> str:
     """Return the reason why an inference failed, extended by the step that produced the tensor.
 
-    ``said`` is returned unchanged if it names no tensor that a step produced.
+    ``message`` is returned unchanged if it names no tensor that a step produced.
     """
-    made = _made(graph, said)
-    if made is None:
-        return said
-    step = next((one for one in (*graph.steps, *graph.auxiliary) if one.name == made.step), None)
-    tensor = step.output(made.tensor) if step is not None else None
+    source = _source_of(graph, message)
+    if source is None:
+        return message
+    step = next((one for one in (*graph.steps, *graph.auxiliary) if one.name == source.step), None)
+    tensor = step.output(source.tensor) if step is not None else None
     if step is None or tensor is None:
-        return said
+        return message
     return (
-        f"{_NOTE.sub('', said.rstrip())} (produced by {step.path}: step {step.name} declares its"
+        f"{_NOTE.sub('', message.rstrip())} (produced by {step.path}: step {step.name} declares its"
         f" output as {tensor}, and must return exactly that)"
     )
 
 
-def _made(graph: Graph, said: str) -> Reference | None:
-    if found := _ANSWERED.match(said):
+def _source_of(graph: Graph, message: str) -> Reference | None:
+    if found := _ANSWERED.match(message):
         return next(
             (output.source for output in graph.outputs if output.tensor.name == found["output"]),
             None,
         )
-    for words in _READ:
-        if found := words.search(said):
+    for pattern in _READ:
+        if found := pattern.search(message):
             reader = next(
                 (step for step in graph.models if step.model_name == found["model"]), None
             )

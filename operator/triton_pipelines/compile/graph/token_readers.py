@@ -17,7 +17,13 @@ from .model_step import implementation_of, max_batch_size
 from .options import Options
 from .padding_choice import TokenReader
 from .postprocess_step import postprocess_read
-from .ragged_eligibility import PAD_VALUE, Refusals, adaptation_blocker, on_cpu, refusal_key
+from .ragged_eligibility import (
+    PAD_VALUE,
+    RaggedRejections,
+    adaptation_blocker,
+    on_cpu,
+    rejection_key,
+)
 from .repeated_steps import tokenizer_names
 from .tensorrt_profiles import boxes
 from .tokenizer_step import Token, Tokens, token_outputs, token_read
@@ -100,7 +106,7 @@ def token_readers(
     declared: Sequence[DeclaredStep],
     tokens: Tokens,
     options: Options,
-    refused: Refusals,
+    refused: RaggedRejections,
 ) -> dict[str, TokenReader]:
     """Return the steps that read tokens by name, with what padding depends on.
 
@@ -132,7 +138,7 @@ def _token_reader(
     own: Mapping[str, tuple[InputTensor, Reference]],
     tokens: Tokens,
     options: Options,
-    refused: Refusals,
+    refused: RaggedRejections,
 ) -> TokenReader:
     """Return what padding depends on for one step.
 
@@ -153,7 +159,7 @@ def _token_reader(
     }
     if not own:
         kinds = {name: token.kind for name, token in tokens.items()}
-    key = refusal_key(fields, spec)
+    key = rejection_key(fields, spec)
     return TokenReader(
         item.path,
         backend=True,

@@ -105,7 +105,7 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
                 code=FindingCode.SHAPE_MISMATCH,
             )
     if graph.max_batch_size > 0 and step.max_batch_size == 0:
-        yield from _rows_beside_texts(graph, step)
+        yield from _rows_with_texts(graph, step)
 
 
 def _text_remedy(graph: Graph, entry: Input) -> str:
@@ -117,7 +117,7 @@ def _text_remedy(graph: Graph, entry: Input) -> str:
     return "set spec.tokenizer.maxBatchSize to 0, so that dims include the rows"
 
 
-def _rows_beside_texts(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
+def _rows_with_texts(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
     """Yield inputs with one row per row of the request, where each text makes a row.
 
     Triton rejects a request of a step whose inputs have different numbers of rows.

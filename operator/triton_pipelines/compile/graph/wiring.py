@@ -131,16 +131,15 @@ def _make_both_alike(step: Step) -> str:
     return f"set optional: Enabled on this input too, or {remove}"
 
 
-def _has(graph: Graph, wanted: Reference) -> str:
+def _has(graph: Graph, reference: Reference) -> str:
     """Return the tensors that the named step, or the pipeline, has, as text."""
-    step = graph.step(wanted.step)
+    step = graph.step(reference.step)
     tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
     names = [tensor.name for tensor in tensors]
     if not names:
         return "it has none"
-    return (
-        f"it has {', '.join(names)}{did_you_mean(wanted.tensor, names, before=f'{wanted.step}.')}"
-    )
+    similar = did_you_mean(reference.tensor, names, before=f"{reference.step}.")
+    return f"it has {', '.join(names)}{similar}"
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:

@@ -36,15 +36,11 @@ _OWN = (
 def as_finding(violation: Violation, graph: Graph) -> Finding:
     """Return the violation as a finding with a path of the resource."""
     step = next((step for step in graph.models if step.model_name == violation.model), None)
-    where = (
-        f" (in the config of {violation.model}: {violation.field})"
-        if violation.field
-        else f" (in the config of {violation.model})"
-    )
     return Finding(
         ENSEMBLE if step is None else _path(step, violation.field),
-        violation.message + where,
+        violation.message,
         code=violation.rule.value,
+        config_place=": ".join(part for part in (violation.model, violation.field) if part),
     )
 
 

@@ -52,7 +52,8 @@ def _pb_word(value: str) -> str:
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("triton_pipelines.compile.render"),
     undefined=jinja2.StrictUndefined,
-    autoescape=False,  # noqa: S701 - protobuf text, not HTML; every scalar passes a filter of its own
+    # Protobuf text, not HTML; every scalar passes a filter of its own.
+    autoescape=False,  # noqa: S701
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.filters |= {"pb_string": _pb_string, "pb_word": _pb_word}

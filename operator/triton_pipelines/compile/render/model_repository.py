@@ -205,8 +205,8 @@ def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
         if entry.source is not None and entry.source.step == tokenizer.name
     }
 
-    def named(*wanted: TokenTensor) -> tuple[str, ...]:
-        return tuple(name for name, kind in read.items() if kind in wanted)
+    def named(*kinds: TokenTensor) -> tuple[str, ...]:
+        return tuple(name for name, kind in read.items() if kind in kinds)
 
     if file is None or not (ids := named(TokenTensor.INPUT_IDS)):
         return None

@@ -119,7 +119,10 @@ def _loader(
         "imagePullPolicy": options.image_pull_policy,
         "command": ["tritonpipe"],
         "args": ["load", *cache, *(f"--source-map={entry}" for entry in mapped)],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HF_HOME", "value": "/tmp/hf"}],  # noqa: S108
+        "env": [
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - a path of the pod
+            {"name": "HF_HOME", "value": "/tmp/hf"},  # noqa: S108 - a path of the pod
+        ],
         "volumeMounts": _loader_mounts(pipeline, graph, options),
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": _container_security(),
@@ -196,15 +199,7 @@ def _triton(
             if cpu_range(pipeline, graph)
             else {}
         ),
-        "volumeMounts": [
-            # Read-only, so that no bytecode cache makes the version folder look newer: Triton would
-            # then reload the model when its count changes.
-            {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
-            {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
-            {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
-            *engine_mounts(pipeline, graph),
-            *([_read_only(names.VOLUME_TLS, names.PATH_TLS)] if server.tls is not None else []),
-        ],
+        "volumeMounts": _triton_mounts(pipeline, graph),
         **_triton_probes(graph),
         # Triton resets new connections from the moment of SIGTERM, so it must not be sent before
         # all clients know that the pod is gone.
@@ -212,6 +207,19 @@ def _triton(
         "securityContext": _container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _triton_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
+    has_tls = pipeline.spec.server.tls is not None
+    return [
+        # Read-only, so that no bytecode cache makes the version folder look newer: Triton would
+        # then reload the model when its count changes.
+        _read_only(names.VOLUME_DATA, names.PATH_ROOT),
+        {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
+        *engine_mounts(pipeline, graph),
+        *([_read_only(names.VOLUME_TLS, names.PATH_TLS)] if has_tls else []),
+    ]
 
 
 def _triton_resources(pipeline: InferencePipeline, graph: Graph) -> dict[str, Any]:

@@ -51,7 +51,13 @@ _POD_FIELDS = {
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
 # Below these nothing else may be mounted into our containers: the repository must not change, nor
 # what the loader reads.
-_OWN_TREES = (names.PATH_ROOT, names.PATH_CONFIG, names.PATH_ENGINES, names.PATH_CACHE, "/dev/shm")  # noqa: S108 - paths of the pod
+_OWN_TREES = (
+    names.PATH_ROOT,
+    names.PATH_CONFIG,
+    names.PATH_ENGINES,
+    names.PATH_CACHE,
+    "/dev/shm",  # noqa: S108 - a path of the pod
+)
 _OWN_MOUNTS = (*_OWN_TREES, "/tmp", "/")  # noqa: S108
 
 
@@ -122,8 +128,8 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
 
 def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Iterator[Finding]:
     field = "terminationGracePeriodSeconds"
-    wanted, needed = spec.get(field), ours[field]
-    if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
+    given, needed = spec.get(field), ours[field]
+    if field in spec and (given is None or (isinstance(given, int) and given < needed)):
         yield Finding(
             f"{path}.{field}",
             f"is shorter than the drain, which takes {needed} s; set it to at least "

@@ -196,7 +196,7 @@ def alerts(scope: Scope | None = None, docs_url: str = DOCS_URL) -> list[Rule]:
             operator itself.
         docs_url: Address of the docs folder, with which the annotation ``runbook_url`` starts.
     """
-    rules = [*_status_alerts(), *_scaling_alerts()]
+    rules = [*_condition_alerts(), *_server_alerts(), *_scaling_alerts()]
     if scope is None:
         rules += _operator_alerts()
     return [
@@ -226,8 +226,8 @@ def _condition(kind: str, status: str) -> str:
     return f"max by (namespace, pipeline) ({series})"
 
 
-def _status_alerts() -> list[Rule]:
-    """Return the alerts about the conditions of pipelines, and about their servers."""
+def _condition_alerts() -> list[Rule]:
+    """Return the alerts about the conditions of pipelines."""
     return [
         _alert(
             "TritonPipelineNotAvailable",
@@ -254,6 +254,12 @@ def _status_alerts() -> list[Rule]:
             "The operator has been rolling out a change, or waiting for resources that the change"
             " needs, for 30 minutes.",
         ),
+    ]
+
+
+def _server_alerts() -> list[Rule]:
+    """Return the alerts about the latency, the release and the CPU of servers."""
+    return [
         _alert(
             "TritonPipelineSLOViolated",
             "tritonpipe:latency_budget_used:ratio > 1",

@@ -12,7 +12,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
-from triton_pipelines.api.rollout import RolloutStrategy
+from triton_pipelines.api.rollout_strategy import RolloutStrategy
 from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options

@@ -61,7 +61,7 @@ class _Flow:
         self.findings = findings
         self.inputs = {tensor.name for tensor in config.input}
         self.outputs = {tensor.name for tensor in config.output}
-        self.writers: dict[str, str] = {}
+        self.producers: dict[str, str] = {}
         self.readers: dict[str, list[str]] = {}
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class _Flow:
                         f"{tensor!r} is an input of the ensemble and cannot be written; choose"
                         " another name",
                     )
-                if (first := self.writers.setdefault(tensor, spot)) != spot:
+                if (first := self.producers.setdefault(tensor, spot)) != spot:
                     self.findings.add(
                         spot,
                         RuleId.TENSOR_WRITTEN_TWICE,
@@ -119,7 +119,7 @@ class _Flow:
     def _ends(self, ready: set[str]) -> None:
         for index, tensor in enumerate(self.config.input):
             if tensor.name not in self.readers and not (
-                tensor.name in self.outputs and tensor.name in self.writers
+                tensor.name in self.outputs and tensor.name in self.producers
             ):
                 self.findings.add(
                     f"input[{index}].name",
@@ -127,16 +127,18 @@ class _Flow:
                     f"no step reads input {tensor.name!r}; map it to a step, or remove it",
                 )
         for index, tensor in enumerate(self.config.output):
-            if tensor.name not in self.writers and not (
+            if tensor.name not in self.producers and not (
                 tensor.name in self.inputs and tensor.name in self.readers
             ):
-                written = listed(sorted(set(self.writers) - self.outputs) or sorted(self.writers))
+                written = listed(
+                    sorted(set(self.producers) - self.outputs) or sorted(self.producers)
+                )
                 self.findings.add(
                     f"output[{index}].name",
                     RuleId.TENSOR_NOT_WRITTEN,
                     f"no step writes output {tensor.name!r}; the steps write {written}",
                 )
-        for tensor, spot in sorted(self.writers.items()):
+        for tensor, spot in sorted(self.producers.items()):
             if (
                 tensor in ready
                 and tensor not in self.readers
@@ -157,7 +159,7 @@ class _Flow:
         lost = {
             tensor: spots
             for tensor, spots in self.readers.items()
-            if tensor not in ready and tensor not in self.writers
+            if tensor not in ready and tensor not in self.producers
         }
         for tensor, spots in sorted(lost.items()):
             here = listed(sorted(self.inputs))
@@ -167,7 +169,7 @@ class _Flow:
                 f"no step writes {tensor!r} and it is not an input of the ensemble; the inputs are"
                 f" {here}",
             )
-        circle = sorted(tensor for tensor in self.writers if tensor not in ready)
+        circle = sorted(tensor for tensor in self.producers if tensor not in ready)
         if circle and not lost:
             self.findings.add(
                 "ensemble_scheduling.step",

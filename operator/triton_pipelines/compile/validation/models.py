@@ -118,13 +118,13 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         return
     files = facts.backends.get(backend, frozenset())
     # The version's and the model's folder may hold the library as well.
-    beside = {
+    adjacent = {
         path.rsplit("/", 1)[-1]
         for path in facts.files.get(findings.model, {})
         if path.count("/") <= 1
     }
-    wanted = (runtime,) if runtime else (f"libtriton_{backend}.so", PYTHON_FILE)
-    if not any(name in files for name in wanted) and wanted[0] not in beside:
+    expected = (runtime,) if runtime else (f"libtriton_{backend}.so", PYTHON_FILE)
+    if not any(name in files for name in expected) and expected[0] not in adjacent:
         if runtime and files:
             findings.add(
                 "runtime",

@@ -239,7 +239,7 @@ def _initial(
             " number of dims",
         )
     else:
-        for index, (dim, wanted) in enumerate(zip(initial.dims, state.dims, strict=True)):
+        for index, (dim, expected) in enumerate(zip(initial.dims, state.dims, strict=True)):
             if dim == VARIABLE:
                 findings.add(
                     f"{path}.dims[{index}]",
@@ -252,11 +252,11 @@ def _initial(
                     RuleId.STATE_TENSOR,
                     f"{dim} is not a valid size; use at least 1",
                 )
-            elif wanted not in (VARIABLE, dim):
+            elif expected not in (VARIABLE, dim):
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.INITIAL_STATE,
-                    f"{dim} differs from the state's size; use {wanted}",
+                    f"{dim} differs from the state's size; use {expected}",
                 )
     source = initial.WhichOneof("state_data")
     if source is None:
@@ -277,17 +277,17 @@ def _data_file(initial: Any, path: str, facts: ServerFacts, findings: ViolationC
     elements = 1
     for dim in initial.dims:
         elements *= max(dim, 0)
-    wanted = elements * item_bytes(initial.data_type)
+    expected = elements * item_bytes(initial.data_type)
     if target not in files:
         findings.add(
             f"{path}.data_file",
             RuleId.INITIAL_STATE,
             f"the model's folder has no file {target!r}; add it, or use zero_data",
         )
-    elif initial.dims and files[target] < wanted:
+    elif initial.dims and files[target] < expected:
         findings.add(
             f"{path}.data_file",
             RuleId.INITIAL_STATE,
             f"{target!r} has {files[target]} bytes, but dims {shape(initial.dims)} require"
-            f" {wanted}; replace the file, or correct dims",
+            f" {expected}; replace the file, or correct dims",
         )

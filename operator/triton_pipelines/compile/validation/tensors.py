@@ -141,17 +141,17 @@ def _sizes(
 
 def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -> None:
     dims, target = list(tensor.dims), list(tensor.reshape.shape)
-    sizes, wanted = _runs(dims), _runs(target)
+    sizes, expected = _runs(dims), _runs(target)
     if not target and sizes == [1]:
         return
-    if len(sizes) != len(wanted):
+    if len(sizes) != len(expected):
         findings.add(
             f"{path}.reshape.shape",
             RuleId.RESHAPE,
-            f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, but dims"
+            f"{shown}: {shape(target)} has {len(expected) - 1} variable sizes, but dims"
             f" {shape(dims)} have {len(sizes) - 1}; use the same number in both",
         )
-    elif sizes != wanted or not target:
+    elif sizes != expected or not target:
         findings.add(
             f"{path}.reshape.shape",
             RuleId.RESHAPE,

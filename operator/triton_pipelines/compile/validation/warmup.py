@@ -139,7 +139,7 @@ def _fits_model(
             f" {type_name(tensor.data_type)}; change one of them",
         )
     fits = len(given.dims) == len(tensor.dims) and all(
-        wanted in (VARIABLE, dim) for dim, wanted in zip(given.dims, tensor.dims, strict=True)
+        expected in (VARIABLE, dim) for dim, expected in zip(given.dims, tensor.dims, strict=True)
     )
     if valid and not fits:
         findings.add(
@@ -157,19 +157,19 @@ def _file(
     if files is None:
         return
     target = posixpath.normpath(f"warmup/{given.input_data_file}")
-    wanted = math.prod(max(dim, 0) for dim in given.dims) * item_bytes(given.data_type)
+    expected = math.prod(max(dim, 0) for dim in given.dims) * item_bytes(given.data_type)
     if target not in files:
         findings.add(
             f"{path}.input_data_file",
             RuleId.WARMUP,
             f"{name!r}: the model's folder has no file {target!r}; add it, or use zero_data",
         )
-    elif files[target] < wanted:
+    elif files[target] < expected:
         findings.add(
             f"{path}.input_data_file",
             RuleId.WARMUP,
             f"{name!r}: {target!r} has {files[target]} bytes, but {shape(given.dims)} requires"
-            f" {wanted}; replace the file, or correct dims",
+            f" {expected}; replace the file, or correct dims",
         )
 
 

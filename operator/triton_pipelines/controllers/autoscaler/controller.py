@@ -34,7 +34,7 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu, stored_objects
+from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes, stored_objects
 from triton_pipelines.controllers.autoscaler.actuator import (
     Pace,
     PodTarget,
@@ -55,11 +55,11 @@ from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover, ScalingView
 from triton_pipelines.controllers.pipeline.live_config_map import stored_state
-from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
-from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
+from triton_pipelines.controllers.pipeline.scaling_observation import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod, is_alive
 from triton_pipelines.controllers.pod_ownership import owned_pods
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 TICK_SECONDS: Final = 2.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
@@ -246,18 +246,16 @@ class Autoscaler:
         before = state.memory or pipeline_state.with_recorded_counts(
             loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
-        before = pods_and_cpu.with_owned_fields(state, before, live, deployment)
-        limits = pods_and_cpu.current_limits(state, before, direct=not any(self.collectors))
+        before = pod_sizes.with_owned_fields(state, before, live, deployment)
+        limits = pod_sizes.current_limits(state, before, direct=not any(self.collectors))
         counts = state.counts()
         decision = decide(limits, before, sample, counts, [pod.name for pod in state.pods], now)
         rejections = self.handover.resize_rejections.get(key, {})
-        pods = pods_and_cpu.observe_pods(state, before, deployment, rejections, live)
+        pods = pod_sizes.observe_pods(state, before, deployment, rejections, live)
         self._decide_counts(key, state, decision, before, pods, now)
         decision = self._decide_pods(key, state, limits, decision, pods, sample, now)
-        if state.is_active and pods_and_cpu.needs_recording(
-            decision.state, live, state.output.intent
-        ):
-            state.output.intent = pods_and_cpu.intent_of(decision.state)
+        if state.is_active and pod_sizes.needs_recording(decision.state, live, state.output.intent):
+            state.output.intent = pod_sizes.intent_of(decision.state)
             self.enqueue(key)
         has_pods = bool(state.pods)
         failure = pipeline_state.metrics_failure_of(decision, has_pods=has_pods)
@@ -270,7 +268,7 @@ class Autoscaler:
         )
         models = {step.name: step.model_name for step in state.steps}
         self.metrics.observe_decision(key, view, models, sample, now)
-        self.metrics.observe_pods(key, pods_and_cpu.pod_sizes(state, deployment))
+        self.metrics.observe_pods(key, pod_sizes.pod_sizes(state, deployment))
         if not pipeline_state.is_settling(state, decision.verdict, now, failure, sample.source):
             self._publish_view(key, state, view, now)
 
@@ -319,7 +317,7 @@ class Autoscaler:
             interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
             now=now,
         )
-        for action in pods_and_cpu.new_actions(before, decision.state.history):
+        for action in pod_sizes.new_actions(before, decision.state.history):
             direction = "up" if action.after > action.before else "down"
             self.metrics.observe_action(key, action.step, direction, "Recorded", None)
         state.memory = decision.state
@@ -346,7 +344,7 @@ class Autoscaler:
             return
         if changed:
             assert state.memory is not None
-            state.output.intent = pods_and_cpu.intent_of(state.memory, desired)
+            state.output.intent = pod_sizes.intent_of(state.memory, desired)
             self.enqueue(key)
         state.action = asyncio.create_task(
             self._count_changer().run(key, state, desired, changed, before),

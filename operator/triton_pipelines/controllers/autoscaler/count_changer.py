@@ -16,7 +16,7 @@ from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.types import ScalingState
 from triton_pipelines.cluster.store import Key
 from triton_pipelines.compile.graph.graph import Step
-from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu
+from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes
 from triton_pipelines.controllers.autoscaler.actuator import (
     CountChangeResult,
     Pace,
@@ -148,7 +148,7 @@ class CountChanger:
         state.memory = pipeline_state.with_reverted_growth(
             state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
         )
-        state.output.intent = pods_and_cpu.intent_of(state.memory)
+        state.output.intent = pod_sizes.intent_of(state.memory)
 
     def _fail(self, state: PipelineScalingState, reason: str) -> None:
         state.backoff = state.backoff.failed(self.clock().timestamp(), reason)

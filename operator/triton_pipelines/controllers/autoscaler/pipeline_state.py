@@ -36,7 +36,7 @@ from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.compile.render.model_config import with_count
 from triton_pipelines.controllers.handover import ScalingOutput, ScalingView
-from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
+from triton_pipelines.controllers.pipeline.scaling_observation import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 from triton_pipelines.controllers.scaling_limits import scaled_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,11 +12,12 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.store import Key
-from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
+from triton_pipelines.controllers.autoscaler.pod_sizes import PodSizes
 from triton_pipelines.controllers.handover import ScalingView
 
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_STEP: Final = ("namespace", "pipeline", "step")
+_PIPELINE: Final = ("namespace", "pipeline")
+_STEP: Final = (*_PIPELINE, "step")
 
 
 class ScalingMetrics:
@@ -25,9 +27,17 @@ class ScalingMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"tritonpipe_{name}", text, labels, registry=registry)
+        self._declare_step_gauges(registry)
+        self._declare_pipeline_gauges(registry)
+        self._declare_actions(registry)
+        self._last_direction: dict[tuple[Key, str], str] = {}
+        self._starved: dict[Key, float] = {}
+        self._instance_labels: dict[Key, set[tuple[str, str, str]]] = {}
+        self._newest: dict[Key, dict[str, float]] = {}
+        self._cpu_pods: dict[Key, set[str]] = {}
 
+    def _declare_step_gauges(self, registry: CollectorRegistry) -> None:
+        gauge = partial(_gauge, registry)
         self.instances = gauge(
             "step_instances",
             "Instances of a scaled step as a pod's Triton reports them.",
@@ -44,41 +54,39 @@ class ScalingMetrics:
             "Queueing time before the step, from pending requests (Little's law).",
             *_STEP,
         )
+
+    def _declare_pipeline_gauges(self, registry: CollectorRegistry) -> None:
+        gauge = partial(_gauge, registry)
         self.verdict = gauge(
             "pipeline_verdict",
             "1 for the current verdict on what limits the pipeline.",
-            "namespace",
-            "pipeline",
+            *_PIPELINE,
             "verdict",
         )
         self.starved = gauge(
             "gpu_starved_ratio",
             "Share of decisions in which the GPU step idled while requests waited before it.",
-            "namespace",
-            "pipeline",
+            *_PIPELINE,
         )
         self.age = gauge(
             "scaling_sample_age_seconds",
             "Age of the oldest of the pods' newest samples.",
-            "namespace",
-            "pipeline",
+            *_PIPELINE,
         )
-        self.pods_desired = gauge(
-            "pipeline_pods_desired", "Desired number of pods.", "namespace", "pipeline"
-        )
+        self.pods_desired = gauge("pipeline_pods_desired", "Desired number of pods.", *_PIPELINE)
         self.cpu = gauge(
             "pod_cpu_limit_cores",
             "CPU limit in force in a pod's server, as the kubelet reports it.",
-            "namespace",
-            "pipeline",
+            *_PIPELINE,
             "pod",
         )
         self.cpu_desired = gauge(
             "pod_cpu_limit_desired_cores",
             "Desired CPU limit of each pod (scaling.cpuResize).",
-            "namespace",
-            "pipeline",
+            *_PIPELINE,
         )
+
+    def _declare_actions(self, registry: CollectorRegistry) -> None:
         self.actions = Counter(
             "tritonpipe_scaling_actions",
             "Changes of instance counts, pods and CPU.",
@@ -94,7 +102,7 @@ class ScalingMetrics:
         self.errors = Counter(
             "tritonpipe_scaling_errors",
             "Failures in scaling.",
-            ("namespace", "pipeline", "kind"),
+            (*_PIPELINE, "kind"),
             registry=registry,
         )
         self.actuation = Histogram(
@@ -103,11 +111,6 @@ class ScalingMetrics:
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._last_direction: dict[tuple[Key, str], str] = {}
-        self._starved: dict[Key, float] = {}
-        self._instance_labels: dict[Key, set[tuple[str, str, str]]] = {}
-        self._newest: dict[Key, dict[str, float]] = {}
-        self._cpu_pods: dict[Key, set[str]] = {}
 
     def observe_decision(
         self,
@@ -245,3 +248,7 @@ class ScalingMetrics:
         self._starved.pop(key, None)
         self._newest.pop(key, None)
         self._cpu_pods.pop(key, None)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"tritonpipe_{name}", text, labels, registry=registry)

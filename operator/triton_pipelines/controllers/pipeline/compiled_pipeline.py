@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
@@ -185,7 +186,7 @@ def _render(
     except RefusedError as error:
         return error.findings
     except RenderError as error:
-        return [Finding("spec", str(error))]
+        return [Finding("spec", str(error), code=FindingCode.RENDER_FAILED)]
     return CompiledPipeline(pipeline, graph, revision, revision.server_image)
 
 

@@ -11,7 +11,7 @@ from triton_pipelines.compile.render import Revision
 
 from .chain import Context
 from .compiled_pipeline import CompiledPipeline
-from .plan import plan_for
+from .planner import plan_for
 from .reconciled_spec import ReconciledSpec
 from .snapshot import Object, Snapshot
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.loadreport import INFORMATIVE, LoadReason
 
 from .report_state import WarningsState
@@ -41,4 +42,7 @@ def loader_warnings(
                 path, text = item.field or item.step or "", f"{item.reason.value}: {item.message}"
                 if (path, item.reason.value) not in found or (path, text) in reported:
                     found[path, item.reason.value] = text
-    return [Finding(path, text, Severity.WARNING) for (path, _), text in sorted(found.items())]
+    return [
+        Finding(path, text, Severity.WARNING, code=FindingCode.LOADER_WARNING)
+        for (path, _), text in sorted(found.items())
+    ]

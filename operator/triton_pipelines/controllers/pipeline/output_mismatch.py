@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import ConditionType, Reason
+from triton_pipelines.api.finding_codes import FindingCode
 
 from .snapshot import Snapshot
 
@@ -54,7 +55,10 @@ def count_new_mismatches(snapshot: Snapshot) -> tuple[Snapshot, tuple[str, ...]]
 
 def mismatch_warnings(mismatches: Sequence[str]) -> list[Finding]:
     """Return the warnings of mismatches that do not block a revision."""
-    return [Finding(PATH, PREFIX + text, Severity.WARNING) for text in mismatches]
+    return [
+        Finding(PATH, PREFIX + text, Severity.WARNING, code=FindingCode.OUTPUT_MISMATCH)
+        for text in mismatches
+    ]
 
 
 def _verified_revision(snapshot: Snapshot) -> str:

@@ -16,7 +16,7 @@ from triton_pipelines.api.loadreport import INFORMATIVE, LoadFinding, LoadReason
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.effective_padding import PaddingChoice
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_key
+from triton_pipelines.compile.graph.ragged_eligibility import RaggedRejections, rejection_key
 
 from .snapshot import Snapshot, json_object
 
@@ -78,7 +78,7 @@ def reported(
         for item in failures
     ):
         if item.step in adapted and item.step in fields:
-            found[refusal_key(fields[item.step], pipeline.spec)] = shorten(item.message)
+            found[rejection_key(fields[item.step], pipeline.spec)] = shorten(item.message)
     return found
 
 
@@ -113,7 +113,7 @@ def shorten(text: str, most: int = REJECTION_MAX) -> str:
     return text if len(text) <= most else text[: most - 2].rstrip() + " …"
 
 
-def data(rejections: Refusals) -> dict[str, str]:
+def data(rejections: RaggedRejections) -> dict[str, str]:
     """Return the rejections as data of the live ConfigMap; empty without any."""
     return (
         {names.KEY_PADDING: json.dumps(dict(sorted(rejections.items())), ensure_ascii=False)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
@@ -40,6 +41,7 @@ from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
@@ -51,7 +53,7 @@ from .config_map_sources import read_sources
 from .deployment_progress import rolling_pipelines
 from .effective_spec import Resolver
 from .owner_references import FormerChild
-from .plan import is_unmanaged, plan
+from .planner import plan
 from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober, ProbesPending
 from .policies.last_good_spec import last_good_after
@@ -169,20 +171,7 @@ class Reconciler:
         await self._compiler.compile_last_good(key, snapshot, compiled)
         acted = self.resolver.effective_spec(snapshot, compiled)
         snapshot, probe_after = await self._probe(key, snapshot, acted)
-        # Nothing is awaited from here until the key is in _starting, so that no two iterations take
-        # the same free place.
-        decided = plan(
-            snapshot,
-            Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve),
-            self.clock(),
-            compiled,
-        )
-        self._accepted[key] = (
-            raw["metadata"].get("uid", ""),
-            last_good_after(snapshot, decided.apply),
-        )
-        if decided.starts_rollout:
-            self._starting.add(key)
+        decided = self._decide(key, snapshot, compiled)
         try:
             await self._carry_out(key, snapshot, decided)
         except NamespaceTerminating:
@@ -205,6 +194,21 @@ class Reconciler:
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
+
+    def _decide(
+        self, key: Key, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding] | None
+    ) -> Plan:
+        """Return the plan; a rollout that it starts takes a free place.
+
+        Nothing is awaited in between, so that no two iterations take the same place.
+        """
+        context = Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve)
+        decided = plan(snapshot, context, self.clock(), compiled)
+        uid = snapshot.pipeline["metadata"].get("uid", "")
+        self._accepted[key] = (uid, last_good_after(snapshot, decided.apply))
+        if decided.starts_rollout:
+            self._starting.add(key)
+        return decided
 
     def _forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
@@ -269,11 +273,9 @@ class Reconciler:
             self.handover.effective_specs[key] = effective
         trust = tls_trust(snapshot, self.handover.tls.get(key, NO_TLS))
         self.handover.tls[key] = trust
-        probe_after = (
-            await self._probes.refresh(key, acted[1], acted[0], trust)
-            if acted is not None
-            else None
-        )
+        probe_after = None
+        if acted is not None:
+            probe_after = await self._probes.refresh(key, acted[1], acted[0], trust)
         self.handover.resize_rejections[key] = rejections_of(
             self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
         )
@@ -304,10 +306,9 @@ class Reconciler:
         The result of the run is in the status by then. If the status cannot be written at present,
         the Job stays, and the next iteration reads its result again.
         """
+        status = status_after_failure(snapshot, decided, error, self.clock())
         try:
-            await self._status.write(
-                snapshot, status_after_failure(snapshot, decided, error, self.clock())
-            )
+            await self._status.write(snapshot, status)
         except StatusRejected:
             # Others need the room, and no later iteration can write this status.
             await self._clear(key, decided)
@@ -381,10 +382,8 @@ class Reconciler:
                 error, resize.pod, resize.limit, before, self.clock()
             )
             if before is None or (before.cause, before.limit) != (now.cause, now.limit):
-                await self._status.post(
-                    snapshot.pipeline,
-                    Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text),
-                )
+                event = Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text)
+                await self._status.post(snapshot.pipeline, event)
             return
         known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 
 from .policy_state import PolicyState
 
@@ -38,8 +39,8 @@ class WarningsState(PolicyState):
         }
         return cls(
             mismatches=_texts(document.get("mismatches")),
-            loader=_findings(document.get("loader")),
-            monitoring=_findings(document.get("monitoring")),
+            loader=_findings(document.get("loader"), FindingCode.LOADER_WARNING),
+            monitoring=_findings(document.get("monitoring"), FindingCode.MONITORING_NOT_APPLIED),
             **texts,
         )
 
@@ -73,9 +74,10 @@ def _texts(items: Any) -> tuple[str, ...]:
     return tuple(item for item in _items(items) if isinstance(item, str))
 
 
-def _findings(items: Any) -> tuple[Finding, ...]:
+def _findings(items: Any, code: FindingCode) -> tuple[Finding, ...]:
+    """Rebuild stored warnings, which all have the same code."""
     return tuple(
-        Finding(item["path"], item["message"], Severity.WARNING)
+        Finding(item["path"], item["message"], Severity.WARNING, code=code)
         for item in _items(items)
         if isinstance(item, Mapping)
         and isinstance(item.get("path"), str)

@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.controllers.timestamps import rfc3339
 from triton_pipelines.triton.tls import ClientCertificate
@@ -92,7 +93,7 @@ class ServerCertificate:
             f"tls.crt of Secret {self.secret} expires at {rfc3339(self.not_after)} and has not been"
             " renewed yet; check the controller that renews it"
         )
-        return (Finding(PATH, text, Severity.WARNING),)
+        return (Finding(PATH, text, Severity.WARNING, code=FindingCode.SERVER_CERTIFICATE_EXPIRES),)
 
 
 def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> ServerCertificate:

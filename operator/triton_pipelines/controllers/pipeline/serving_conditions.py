@@ -41,7 +41,7 @@ def conditions_of(
         pipeline, graph
     )
     pod_names = {pod.name for pod in snapshot.pods if pod.revision == desired}
-    case = _Case(
+    case = _ServingCase(
         snapshot=snapshot,
         rollout=rollout,
         desired=desired,
@@ -70,7 +70,7 @@ def conditions_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _ServingCase:
     """What the conditions of serving are decided from."""
 
     snapshot: Snapshot
@@ -140,7 +140,7 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     ]
 
 
-def _rolled_back(case: _Case) -> list[Condition] | None:
+def _rolled_back(case: _ServingCase) -> list[Condition] | None:
     """Another revision than the desired one is to run."""
     target, state = case.rollout.target, case.rollout.state
     if target == case.desired:
@@ -159,7 +159,7 @@ def _rolled_back(case: _Case) -> list[Condition] | None:
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
 
-def _preflight(case: _Case) -> list[Condition] | None:
+def _preflight(case: _ServingCase) -> list[Condition] | None:
     """A check of the desired revision keeps a serving pod from being removed for it."""
     preflight, rollout = case.rollout.preflight, case.rollout
     if not preflight.is_holding:
@@ -178,7 +178,7 @@ def _preflight(case: _Case) -> list[Condition] | None:
     return case.not_ready(ConditionType.RECONCILING, Reason.PREFLIGHT, text)
 
 
-def _pods_failed(case: _Case) -> list[Condition] | None:
+def _pods_failed(case: _ServingCase) -> list[Condition] | None:
     """Some pods of the desired revision cannot come to serve."""
     failure, leading = case.overdue, case.leading
     if leading is not None and leading.is_final:
@@ -191,20 +191,20 @@ def _pods_failed(case: _Case) -> list[Condition] | None:
     return case.not_ready(ConditionType.STALLED, failure[0], text)
 
 
-def _scaled_to_zero(case: _Case) -> list[Condition] | None:
+def _scaled_to_zero(case: _ServingCase) -> list[Condition] | None:
     if case.replicas == 0 and all(pod.deleting for pod in case.snapshot.pods):
         return case.ready("replicas is 0, so no pods are desired")
     return None
 
 
-def _inference_failed(case: _Case) -> list[Condition] | None:
+def _inference_failed(case: _ServingCase) -> list[Condition] | None:
     leading = case.leading
     if leading is None or leading.reason is not Reason.INFERENCE_FAILED:
         return None
     return case.not_ready(ConditionType.RECONCILING, leading.reason, leading.message)
 
 
-def _complete(case: _Case) -> list[Condition] | None:
+def _complete(case: _ServingCase) -> list[Condition] | None:
     """The desired revision serves, and no other."""
     if case.other_pods or case.snapshot.deployed_revision() != case.desired:
         return None
@@ -218,14 +218,14 @@ def _complete(case: _Case) -> list[Condition] | None:
     return None
 
 
-def _progressing(case: _Case) -> list[Condition]:
+def _progressing(case: _ServingCase) -> list[Condition]:
     reason, text = _waiting_for(case)
     if case.rollout.downtime:
         text += f"; {case.rollout.downtime}"
     return case.not_ready(ConditionType.RECONCILING, reason, text)
 
 
-def _waiting_for(case: _Case) -> tuple[Reason, str]:
+def _waiting_for(case: _ServingCase) -> tuple[Reason, str]:
     """Return what a rollout waits for."""
     leading, progress = case.leading, case.progress
     complete = len(case.updated) >= case.replicas

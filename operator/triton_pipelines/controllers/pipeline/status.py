@@ -30,9 +30,9 @@ from .pod_problems import Problem
 from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
 from .policies.rollout import Rollout
-from .scaling_status import kept_conditions, live_conditions, live_fields
 from .serving_conditions import available, conditions_of, serving_revision
 from .snapshot import Snapshot
+from .step_status import kept_conditions, live_conditions, live_fields
 
 WARNINGS_MAX = 20
 # Longest short string of the schema: messages of pods are not trusted.

@@ -97,7 +97,7 @@ def positions(graph: Any) -> int | None:
         _tables(whole),
         [one for one in whole.operations if one.top],
     )
-    makers = {name: one for one in top for name in one.made}
+    producers = {name: one for one in top for name in one.made}
     sizes: list[int] = []
     for one in top:
         if one.domain == _MICROSOFT and one.kind in _EMBEDDINGS:
@@ -117,7 +117,7 @@ def positions(graph: Any) -> int | None:
         elif (
             one.kind == "Gather"
             and (rows := _looked_up(tables, one))
-            and _counted(one.read(1), makers)
+            and _counted(one.read(1), producers)
         ):
             sizes += rows
     return min((size for size in sizes if size > 1), default=None)
@@ -150,11 +150,11 @@ def _tables(whole: FlatGraph) -> dict[str, Any]:
     return found
 
 
-def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
+def _counted(name: str | None, producers: dict[str, Operation]) -> bool:
     """Return whether a value is 0, 1, 2, … of a Range."""
     # At most as many steps as there are values: an invalid graph may have cycles.
-    for _ in range(len(makers) + 1):
-        if (one := makers.get(name or "")) is None or not one.standard:
+    for _ in range(len(producers) + 1):
+        if (one := producers.get(name or "")) is None or not one.standard:
             return False
         if one.kind not in _CARRIES:
             return one.kind == "Range"

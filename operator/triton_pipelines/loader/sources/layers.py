@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import IO, Final, cast
 
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
 from triton_pipelines.loader.files import free_bytes
@@ -274,7 +274,8 @@ def _opened(layer: Path) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.Tar
                     "has a layer compressed with zstd, which the loader cannot read; push it with"
                     " gzip"
                 )
-            stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
+            is_gzip = head[:2] == b"\x1f\x8b"
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_gzip else file
             bounded = _BoundedStream(stream, layer.stat().st_size)
             # As a stream: members are read in their order in the file.
             with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]

@@ -351,19 +351,19 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
 
 def _of_platform(index: Mapping[str, Any]) -> str:
     """Return the digest of this machine's manifest in an index."""
-    wanted = ("linux", _MACHINES.get(platform.machine(), platform.machine()))
+    desired = ("linux", _MACHINES.get(platform.machine(), platform.machine()))
     offered: dict[tuple[str, str], str] = {}
     for item in index.get("manifests") or ():
         of = item.get("platform") or {}
         offered.setdefault(
-            (of.get("os", "linux"), of.get("architecture", wanted[1])), str(item.get("digest"))
+            (of.get("os", "linux"), of.get("architecture", desired[1])), str(item.get("digest"))
         )
-    if wanted not in offered:
+    if desired not in offered:
         raise SourceError(
-            f"has no image for {'/'.join(wanted)} (it has "
+            f"has no image for {'/'.join(desired)} (it has "
             f"{', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
         )
-    return offered[wanted]
+    return offered[desired]
 
 
 def _layer(item: Mapping[str, Any]) -> Layer:

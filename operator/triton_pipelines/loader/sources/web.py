@@ -226,20 +226,20 @@ def _retry_after(response: httpx.Response) -> float | None:
         return None
 
 
-def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
+def _range(response: httpx.Response, requested: int) -> tuple[int, int | None]:
     """Return the first byte of the body and the size of the whole file."""
     if response.status_code == 206:
         unit, _, rest = response.headers.get("content-range", "").partition(" ")
         span, _, total = rest.partition("/")
         start = span.partition("-")[0]
-        if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
+        if unit.lower() != "bytes" or not start.isdigit() or int(start) != requested:
             raise SourceError(
                 f"responded with the range {response.headers.get('content-range')!r}, which does "
-                f"not start at byte {asked}",
+                f"not start at byte {requested}",
                 retryable=True,
                 restart=True,
             )
-        return asked, int(total) if total.isdigit() else None
+        return requested, int(total) if total.isdigit() else None
     length = response.headers.get("content-length", "")
     return 0, int(length) if length.isdigit() else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -103,6 +104,38 @@ def describe(
         for tensor in graph.outputs
         if tensor.dims is not None and tensor.data_type in set(DataType)
     ]
+    plan = _start_plan(graph, usable)
+    if plan.problem:
+        return plan
+    chosen, kind = _choose(usable, files, text and batched)
+    plan.outputs = [chosen] if chosen is not None else usable
+    others = [one.tensor.name for one in usable if chosen is not None and one is not chosen]
+    plan.about_outputs.append(
+        "As the graph declares them."
+        + (f" Not served, because unused: {', '.join(others)}." if others else "")
+    )
+    if postprocess is not None:
+        kind = _KIND_OF_POSTPROCESS.get(postprocess, OutputKind.RAW)
+    if postprocess in _KIND_OF_POSTPROCESS:
+        fitting = _outputs_for(kind, usable)
+        if not fitting:
+            plan.problem = (
+                f"--postprocess {postprocess} pools vectors of tokens [batch, sequence, width];"
+                f" the outputs are {_listed(usable)}"
+            )
+            return plan
+        plan.outputs = [chosen if chosen in fitting else fitting[0]]
+    _add_postprocess(plan, kind, files, labels, postprocess)
+    if labels and plan.postprocess.get("type") not in CLASSIFIERS and not plan.problem:
+        plan.problem = (
+            f"--labels: the outputs {_listed(usable)} are not known to be classes;"
+            " set --postprocess Softmax or Sigmoid if they are"
+        )
+    return plan
+
+
+def _start_plan(graph: OnnxFile, usable: Sequence[ServedOutput]) -> OutputPlan:
+    """Return a plan that names the outputs that Triton cannot serve."""
     plan = OutputPlan()
     names = {one.tensor.name for one in usable}
     unsupported = [tensor.name for tensor in graph.outputs if tensor.name not in names]
@@ -116,34 +149,14 @@ def describe(
             "no output has both a shape and a type that Triton supports"
             f" ({', '.join(unsupported) or 'there is none'}); export the model with shapes"
         )
-        return plan
-    chosen, kind = _choose(usable, files, text and batched)
-    plan.outputs = [chosen] if chosen is not None else usable
-    others = [one.tensor.name for one in usable if chosen is not None and one is not chosen]
-    plan.about_outputs.append(
-        "As the graph declares them."
-        + (f" Not served, because unused: {', '.join(others)}." if others else "")
-    )
-    if postprocess is not None:
-        kind = _KIND_OF_POSTPROCESS.get(postprocess, OutputKind.RAW)
-    if postprocess in _KIND_OF_POSTPROCESS:
-        ranked = [
-            one for one in usable if one.dims and (kind is OutputKind.CLASSES or len(one.dims) == 2)
-        ]
-        if not ranked:
-            plan.problem = (
-                f"--postprocess {postprocess} pools vectors of tokens [batch, sequence, width];"
-                f" the outputs are {_listed(usable)}"
-            )
-            return plan
-        plan.outputs = [chosen if chosen in ranked else ranked[0]]
-    _add_postprocess(plan, kind, files, labels, postprocess)
-    if labels and plan.postprocess.get("type") not in CLASSIFIERS and not plan.problem:
-        plan.problem = (
-            f"--labels: the outputs {_listed(usable)} are not known to be classes;"
-            " set --postprocess Softmax or Sigmoid if they are"
-        )
     return plan
+
+
+def _outputs_for(kind: OutputKind, usable: Sequence[ServedOutput]) -> list[ServedOutput]:
+    """Return the outputs that a postprocess of this kind can read."""
+    return [
+        one for one in usable if one.dims and (kind is OutputKind.CLASSES or len(one.dims) == 2)
+    ]
 
 
 def _add_postprocess(

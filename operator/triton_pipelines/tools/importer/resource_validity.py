@@ -83,7 +83,7 @@ def _removed(
         del draft.spec["ensemble"]["maxInflightRequests"]
         report.lost(
             f"{selection.entry.origin}: ensemble_scheduling.max_inflight_requests",
-            f"{_problem(finding)} with --image",
+            f"{finding.message} with --image",
             "spec.ensemble",
         )
         return True
@@ -100,15 +100,10 @@ def _removed(
     step = finding.path.partition(".configPatch")[0]
     report.lost(
         f"{_origin(draft, finding.path, selection)}: {match[1]}",
-        f"{_problem(finding)}; --image names a newer server",
+        f"{finding.message}; --image names a newer server",
         step,
     )
     return True
-
-
-def _problem(finding: Finding) -> str:
-    """Return the message of a finding without the rendered config, which no user has seen."""
-    return finding.message.partition(" (in the config of ")[0]
 
 
 def _upper(match: re.Match[str]) -> str:
@@ -120,6 +115,6 @@ def _messages(
 ) -> list[str]:
     return [
         f"{_origin(draft, finding.path, selection)}: a resource cannot express this"
-        f" ({finding.path}): {_problem(finding)}"
+        f" ({finding.path}): {finding.message}"
         for finding in findings
     ]

@@ -149,7 +149,7 @@ def _comment(text: str, indent: str) -> list[str]:
     return [f"{indent}# {line}" for line in lines]
 
 
-def _said(comments: Mapping[str, list[str]], path: str, indent: str) -> list[str]:
+def _comment_lines(comments: Mapping[str, list[str]], path: str, indent: str) -> list[str]:
     return [line for text in comments.get(path, ()) for line in _comment(text, indent)]
 
 
@@ -159,7 +159,7 @@ def _mapping(
     lines: list[str] = []
     for key, item in value.items():
         here = f"{path}.{key}" if path else key
-        lines += _said(comments, here, indent)
+        lines += _comment_lines(comments, here, indent)
         lines += _entry(_key(key), item, here, indent, comments)
     missing = [
         where
@@ -168,7 +168,7 @@ def _mapping(
         and "[" not in where.rpartition(".")[2]
         and _last(where) not in value
     ]
-    return lines + [line for where in missing for line in _said(comments, where, indent)]
+    return lines + [line for where in missing for line in _comment_lines(comments, where, indent)]
 
 
 def _last(path: str) -> str:
@@ -197,7 +197,7 @@ def _list(items: list[Any], path: str, indent: str, comments: Mapping[str, list[
     lines: list[str] = []
     for index, item in enumerate(items):
         here = f"{path}[{index}]"
-        lines += _said(comments, here, indent)
+        lines += _comment_lines(comments, here, indent)
         flow = _flow(item, here, len(indent) + 2, comments)
         if flow is not None:
             lines.append(f"{indent}- {flow}")
@@ -205,7 +205,7 @@ def _list(items: list[Any], path: str, indent: str, comments: Mapping[str, list[
             # The first key is on the line of the dash; a comment above it would separate them,
             # so it is above the dash.
             first, *_ = item
-            lines += _said(comments, f"{here}.{first}", indent)
+            lines += _comment_lines(comments, f"{here}.{first}", indent)
             block = _mapping(
                 item,
                 here,

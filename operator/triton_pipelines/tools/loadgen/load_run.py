@@ -292,12 +292,12 @@ class LoadRun:
 
     async def _sample_statistics(self) -> StatisticsSample:
         """Read the counters; return them with the time halfway between request and response."""
-        asked = self._now()
+        began = self._now()
         try:
             models: Models | None = await self._reader.sample() if self._reader else None
         except LoadGeneratorError:
             models = None  # a gateway may allow only inference
-        return (asked + self._now()) / 2, models
+        return (began + self._now()) / 2, models
 
     async def _wait_until(self, at: float, sender: asyncio.Task[None] | None) -> bool:
         """Wait until ``at``; return whether that time was reached before the load ended."""

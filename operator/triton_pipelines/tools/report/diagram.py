@@ -23,7 +23,7 @@ Edges = dict[tuple[str, str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class DiagramBox:
     """A step, the request or the response."""
 
     name: str
@@ -58,7 +58,7 @@ class Arrow:
 class Diagram:
     """The drawing."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[DiagramBox, ...]
     arrows: tuple[Arrow, ...]
     width: int
     """Pixels."""
@@ -79,7 +79,9 @@ def diagram(graph: Graph) -> Diagram:
         row = rows.get(column, 0)
         rows[column] = row + 1
         kind, detail = _describe(graph, name)
-        boxes.append(Box(name, kind, detail, _MARGIN + column * _COLUMN, _MARGIN + row * _ROW))
+        boxes.append(
+            DiagramBox(name, kind, detail, _MARGIN + column * _COLUMN, _MARGIN + row * _ROW)
+        )
     by_name = {box.name: box for box in boxes}
     bottom = _MARGIN + (max(rows.values()) - 1) * _ROW + BOX_HEIGHT
     arrows = []
@@ -142,7 +144,7 @@ def _on_cpu(step: Step) -> bool:
     return step.computes_on_cpu or step.role is Role.TOKENIZER
 
 
-def _arrow(source: Box, target: Box, tensors: tuple[str, ...]) -> Arrow:
+def _arrow(source: DiagramBox, target: DiagramBox, tensors: tuple[str, ...]) -> Arrow:
     x1, y1 = source.x + BOX_WIDTH, source.y + BOX_HEIGHT // 2
     x2, y2 = target.x, target.y + BOX_HEIGHT // 2
     middle = (x1 + x2) // 2
@@ -156,7 +158,7 @@ def _arrow(source: Box, target: Box, tensors: tuple[str, ...]) -> Arrow:
     )
 
 
-def _detour(source: Box, target: Box, tensors: tuple[str, ...], lane: int) -> Arrow:
+def _detour(source: DiagramBox, target: DiagramBox, tensors: tuple[str, ...], lane: int) -> Arrow:
     """Return an arrow that runs at the height ``lane``, in pixels."""
     x1, y1 = source.x + BOX_WIDTH, source.y + BOX_HEIGHT // 2
     x2, y2 = target.x, target.y + BOX_HEIGHT // 2

@@ -75,7 +75,8 @@ def page(data: ReportData) -> str:
         box_width=BOX_WIDTH,
         box_height=BOX_HEIGHT,
         files={path: _bounded(text) for path, text in data.files.items()},
-        tuning_plot=Markup(data.tuning_plot),  # noqa: S704 - drawn by matplotlib, which escapes its texts
+        # Drawn by matplotlib, which escapes its texts.
+        tuning_plot=Markup(data.tuning_plot),  # noqa: S704
     )
 
 

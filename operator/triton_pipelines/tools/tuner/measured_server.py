@@ -101,16 +101,16 @@ class MeasuredServer:
             TuneError: The server cannot be reached, or runs something else.
         """
         try:
-            for name, wanted in self._own.items():
+            for name, desired in self._own.items():
                 running = await self.client.model_config(name)
-                if mismatch := interface_difference(running, wanted):
+                if mismatch := interface_difference(running, desired):
                     raise TuneError(
                         f"{self._target.address}: {name} runs with {mismatch}; pass the resource"
                         " that the server was started from"
                     )
                 # A config that is equal in the resource's own form is also equal for the server.
-                self._first[name] = wanted if is_same_config(running, wanted) else running
-                if shown := setting_difference(running, wanted):
+                self._first[name] = desired if is_same_config(running, desired) else running
+                if shown := setting_difference(running, desired):
                     self.notes.append(
                         f"{name} was running with {shown} in the resource: the tuner "
                         "measures the resource's setting as the current one, and restores "
@@ -180,7 +180,7 @@ class MeasuredServer:
                 self._pipeline, setting_patch(self._pipeline, self.current, setting)
             )
             graph = self._target.rebuild(pipeline)
-            wanted = {name: _uncached(parse(text)) for name, text in configs(graph).items()}
+            desired = {name: _uncached(parse(text)) for name, text in configs(graph).items()}
         except (ValueError, RefusedError, RenderError) as error:
             raise SettingRefusedError(str(error)) from error
         if needs_other_files(self._graph, graph):
@@ -188,7 +188,7 @@ class MeasuredServer:
         before = {**self._first, **self._running}
         try:
             try:
-                await self._load(wanted)
+                await self._load(desired)
             except RejectedError as error:
                 await self._load(before)
                 raise SettingRefusedError(str(error)) from error
@@ -196,7 +196,7 @@ class MeasuredServer:
             raise TuneError(f"the server failed to apply {setting}: {error}") from error
         for request in list(warm)[:WARM_REQUESTS]:
             try:
-                await self._ask_alone(request)
+                await self._infer_alone(request)
             except OverloadedError as error:
                 if setting == self.current:
                     raise TuneError(
@@ -208,7 +208,7 @@ class MeasuredServer:
             except TritonError as error:
                 raise TuneError(f"with {setting}, the server does not respond: {error}") from error
 
-    async def _ask_alone(self, request: RequestTensors) -> None:
+    async def _infer_alone(self, request: RequestTensors) -> None:
         """Send one request while no other is in flight.
 
         It is retried: on a machine that pauses, a request may exceed its queue's timeout once, but
@@ -222,16 +222,16 @@ class MeasuredServer:
                 if not tries_left:
                     raise
 
-    async def _load(self, wanted: Mapping[str, Any]) -> None:
+    async def _load(self, desired: Mapping[str, Any]) -> None:
         """Load the configs that differ from the running ones.
 
         An ensemble may never allow more rows than its steps. So a lower batch size is loaded into
         the ensemble first, a higher one into the steps first.
         """
         public = self._graph.model_name
-        different = [name for name, config in wanted.items() if self._running.get(name) != config]
+        different = [name for name, config in desired.items() if self._running.get(name) != config]
         falls = (
-            wanted[public].max_batch_size
+            desired[public].max_batch_size
             < self._running.get(public, self._first[public]).max_batch_size
         )
         for name in sorted(different, key=lambda name: (name != public) == falls):
@@ -240,7 +240,7 @@ class MeasuredServer:
             )  # while it loads; if loading is interrupted, what runs is unknown
             try:
                 await self.client.load_model(
-                    name, json_format.MessageToJson(wanted[name], preserving_proto_field_name=True)
+                    name, json_format.MessageToJson(desired[name], preserving_proto_field_name=True)
                 )
             except RejectedError:
                 if (
@@ -248,7 +248,7 @@ class MeasuredServer:
                 ):  # the old config stays; a refused ensemble is unloaded
                     self._running[name] = before
                 raise
-            self._running[name] = wanted[name]
+            self._running[name] = desired[name]
         deadline = asyncio.get_running_loop().time() + READY_SECONDS
         while not await self.client.model_ready(public):
             if asyncio.get_running_loop().time() > deadline:
@@ -273,7 +273,7 @@ class MeasuredServer:
         found: dict[int, OutputTensors] = {}
         shed: TritonError | None = None
 
-        async def ask(number: int, limit: asyncio.Semaphore) -> None:
+        async def infer(number: int, limit: asyncio.Semaphore) -> None:
             nonlocal shed
             async with limit:
                 try:
@@ -288,7 +288,11 @@ class MeasuredServer:
             limit = asyncio.Semaphore(together)
             try:
                 await asyncio.gather(
-                    *(ask(number, limit) for number in range(len(requests)) if number not in found)
+                    *(
+                        infer(number, limit)
+                        for number in range(len(requests))
+                        if number not in found
+                    )
                 )
             except TritonError as error:
                 raise TuneError(f"the server does not respond: {error}") from error

@@ -81,13 +81,13 @@ def padding_candidate(
     ``None``: the pipeline cannot use it.
     """
     try:
-        wanted = patch_pipeline(
+        patched = patch_pipeline(
             pipeline, {"spec": {"tokenizer": padding_fields(pipeline, padding)}}
         )
-        other = rebuild(wanted)
+        other = rebuild(patched)
     except (ValueError, RefusedError):
         return None
-    if any(finding.severity is Severity.ERROR for finding in check_tokenizer(wanted, other)):
+    if any(finding.severity is Severity.ERROR for finding in check_tokenizer(patched, other)):
         return None
     blocker = NEEDS_OTHER_FILES if needs_other_files(graph, other) else ""
     return PaddingCandidate(

@@ -44,11 +44,11 @@ def chart(report: TuningReport) -> Chart:
     simulated = (
         f"; simulated: {', '.join(report.simulated_steps)}" if report.simulated_steps else ""
     )
-    doubt = f"INCONCLUSIVE: {report.inconclusive}; " if report.inconclusive else ""
+    caveat = f"INCONCLUSIVE: {report.inconclusive}; " if report.inconclusive else ""
     return Chart(
         f"{report.pipeline}: p99 latency over throughput, {report.mode.value.lower()} tuning run",
         series,
-        note=f"{doubt}{report.workload}{simulated}",
+        note=f"{caveat}{report.workload}{simulated}",
         limits=(LimitLine("SLO", report.slo * 1e3), LimitLine("latency budget", budget)),
         hollow="hollow: measured above the latency budget",
         most_latency_ms=report.slo * _SLOS_SHOWN * 1e3,

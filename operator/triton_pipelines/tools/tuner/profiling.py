@@ -84,7 +84,7 @@ async def profile(
     server: MeasuredServer,
     graph: Graph,
     work: Workload,
-    wanted: Sequence[BatchingSetting],
+    compared: Sequence[BatchingSetting],
     latency_budget: float,
     on_progress: Callable[[float], None] = lambda _: None,
     seconds: float = PROFILE_SECONDS,
@@ -96,7 +96,7 @@ async def profile(
         server: The server.
         graph: What it runs.
         work: The requests.
-        wanted: The settings that will be compared.
+        compared: The settings that will be compared.
         latency_budget: Seconds beyond which no time needs to be known.
         on_progress: Called with the share that is done.
         seconds: After this time only one point of each further length is timed.
@@ -112,10 +112,10 @@ async def profile(
         else PaddingSetting(Padding.BUCKETED.value, timing.buckets)
     )
     largest = BatchingSetting(
-        max(setting.max_batch_size for setting in wanted),
+        max(setting.max_batch_size for setting in compared),
         0,
-        max(setting.model_instances for setting in wanted),
-        max(setting.tokenizer_instances for setting in wanted),
+        max(setting.model_instances for setting in compared),
+        max(setting.tokenizer_instances for setting in compared),
         padding,
     )
     setting, notes = await apply_largest_accepted(server, largest, work)

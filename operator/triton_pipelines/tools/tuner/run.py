@@ -14,6 +14,7 @@ from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.tools.loadgen import Array
 
 from .errors import TuneError
+from .measured_points import TuningRun
 from .measured_server import MeasuredServer
 from .noise import NOISE_SECONDS, NoiseSamples, noise_reason
 from .options import (
@@ -27,7 +28,6 @@ from .profile_loads import closed_loop, timed_load
 from .report import TuningReport
 from .report_builder import build_report
 from .report_findings import TuningFindings
-from .tuning_run import TuningRun
 from .verification import GainVerification
 from .workload import Workload, workload
 

@@ -21,38 +21,38 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Any], int]], ...]] = (
 )
 
 
-def interface_difference(running: Any, wanted: Any) -> str:
+def interface_difference(running: Any, desired: Any) -> str:
     """Return how the running model belongs to another pipeline, as text; empty: it does not."""
     for name in ("input", "output"):
-        here, there = _tensors(getattr(running, name)), _tensors(getattr(wanted, name))
+        here, there = _tensors(getattr(running, name)), _tensors(getattr(desired, name))
         if there and here != there:
             return f"{name}s {_describe(here)} instead of {_describe(there)}"
     for name in ("platform", "backend"):
-        one, other = getattr(running, name), getattr(wanted, name)
+        one, other = getattr(running, name), getattr(desired, name)
         if one and other and one != other:
             return f"{name} {one} instead of {other}"
     if (
-        wanted.HasField("ensemble_scheduling")
-        and running.ensemble_scheduling != wanted.ensemble_scheduling
+        desired.HasField("ensemble_scheduling")
+        and running.ensemble_scheduling != desired.ensemble_scheduling
     ):
         return "different steps, or steps connected differently"
     return ""
 
 
-def is_same_config(running: Any, wanted: Any) -> bool:
-    """Return whether the running config is what the server makes of the wanted one.
+def is_same_config(running: Any, desired: Any) -> bool:
+    """Return whether the running config is what the server makes of the desired one.
 
     A wrong no is harmless: both can be loaded.
     """
-    return bool(_bare(running, wanted) == _bare(wanted, wanted))
+    return bool(_bare(running, desired) == _bare(desired, desired))
 
 
-def setting_difference(running: Any, wanted: Any) -> str:
-    """Return the batching and instances that differ from the wanted ones, as text."""
+def setting_difference(running: Any, desired: Any) -> str:
+    """Return the batching and instances that differ from the desired ones, as text."""
     reported = [
-        f"{text.format(value(running))} ({value(wanted)})"
+        f"{text.format(value(running))} ({value(desired)})"
         for text, value in _SETTINGS
-        if value(running) != value(wanted)
+        if value(running) != value(desired)
     ]
     return ", ".join(reported)
 
@@ -65,10 +65,10 @@ def _describe(tensors: set[tuple[str, int, tuple[int, ...]]]) -> str:
     return ", ".join(sorted(f"{name} {list(dims)}" for name, _, dims in tensors))
 
 
-def _bare(config: Any, wanted: Any) -> Any:
+def _bare(config: Any, desired: Any) -> Any:
     """Return a copy without the defaults that the server fills in (model_config_utils.cc).
 
-    Fields that the wanted config sets stay.
+    Fields that the desired config sets stay.
     """
     bare = type(config)()
     bare.CopyFrom(config)
@@ -76,8 +76,8 @@ def _bare(config: Any, wanted: Any) -> Any:
         group.ClearField("name")
     optimization = type(bare.optimization)()
     optimization.input_pinned_memory.enable = optimization.output_pinned_memory.enable = True
-    if not wanted.HasField("optimization") and bare.optimization == optimization:
+    if not desired.HasField("optimization") and bare.optimization == optimization:
         bare.ClearField("optimization")
-    if not wanted.HasField("version_policy") and bare.version_policy.latest.num_versions == 1:
+    if not desired.HasField("version_policy") and bare.version_policy.latest.num_versions == 1:
         bare.ClearField("version_policy")
     return bare

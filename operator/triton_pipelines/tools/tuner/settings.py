@@ -100,14 +100,14 @@ def setting_of(graph: Graph) -> BatchingSetting:
 
 
 def setting_patch(
-    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+    pipeline: InferencePipeline, current: BatchingSetting, desired: BatchingSetting
 ) -> dict[str, Any]:
     """Return the JSON merge patch (RFC 7396) from one setting to another.
 
     It changes nothing else, and is empty if they are equal.
     """
-    model = _model_patch(pipeline, current, wanted)
-    tokenizer = _tokenizer_patch(pipeline, current, wanted)
+    model = _model_patch(pipeline, current, desired)
+    tokenizer = _tokenizer_patch(pipeline, current, desired)
     spec: dict[str, Any] = {"model": model} if model else {}
     if tokenizer:
         spec["tokenizer"] = tokenizer
@@ -115,27 +115,27 @@ def setting_patch(
 
 
 def _model_patch(
-    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+    pipeline: InferencePipeline, current: BatchingSetting, desired: BatchingSetting
 ) -> dict[str, Any]:
     """Return the changes of ``spec.model``."""
     patch: dict[str, Any] = {}
     given = pipeline.spec.model
-    if wanted.max_batch_size != current.max_batch_size:
-        patch["maxBatchSize"] = wanted.max_batch_size
-    if batching := _batching_patch(pipeline, current, wanted):
+    if desired.max_batch_size != current.max_batch_size:
+        patch["maxBatchSize"] = desired.max_batch_size
+    if batching := _batching_patch(pipeline, current, desired):
         patch["dynamicBatching"] = batching
-    if wanted.model_instances != current.model_instances:
+    if desired.model_instances != current.model_instances:
         instances = given.instances if given is not None else None
         patch["instances"] = (
-            _range(wanted.model_instances, instances.max, instances.min)
+            _range(desired.model_instances, instances.max, instances.min)
             if instances is not None and instances.ranged
-            else {"count": wanted.model_instances}
+            else {"count": desired.model_instances}
         )
     return patch
 
 
 def _batching_patch(
-    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+    pipeline: InferencePipeline, current: BatchingSetting, desired: BatchingSetting
 ) -> dict[str, Any]:
     """Return the changes of ``spec.model.dynamicBatching``."""
     patch: dict[str, Any] = {}
@@ -145,28 +145,28 @@ def _batching_patch(
         if given is not None and given.dynamic_batching is not None
         else ()
     )
-    most = wanted.max_batch_size
+    most = desired.max_batch_size
     if most != current.max_batch_size and any(size > most for size in preferred):
         patch["preferredBatchSizes"] = [size for size in preferred if size <= most] or None
-    if wanted.queue_delay != current.queue_delay:
-        patch["maxQueueDelayMicroseconds"] = min(wanted.queue_delay, MAX_DELAY_MICROSECONDS)
+    if desired.queue_delay != current.queue_delay:
+        patch["maxQueueDelayMicroseconds"] = min(desired.queue_delay, MAX_DELAY_MICROSECONDS)
     return patch
 
 
 def _tokenizer_patch(
-    pipeline: InferencePipeline, current: BatchingSetting, wanted: BatchingSetting
+    pipeline: InferencePipeline, current: BatchingSetting, desired: BatchingSetting
 ) -> dict[str, Any]:
     """Return the changes of ``spec.tokenizer``."""
     patch: dict[str, Any] = {}
     given = pipeline.spec.tokenizer
-    if wanted.tokenizer_instances != current.tokenizer_instances and given is not None:
+    if desired.tokenizer_instances != current.tokenizer_instances and given is not None:
         patch["instances"] = (
-            {"count": wanted.tokenizer_instances}
+            {"count": desired.tokenizer_instances}
             if given.instances.count is not None
-            else _range(wanted.tokenizer_instances, given.instances.max, given.instances.min)
+            else _range(desired.tokenizer_instances, given.instances.max, given.instances.min)
         )
-    if wanted.padding != current.padding and wanted.padding.mode:
-        patch |= padding_fields(pipeline, wanted.padding)
+    if desired.padding != current.padding and desired.padding.mode:
+        patch |= padding_fields(pipeline, desired.padding)
     return patch
 
 

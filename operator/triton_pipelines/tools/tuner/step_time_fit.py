@@ -194,7 +194,7 @@ def _beyond_table(law: StepCost, batches: Sequence[TimingSample]) -> float:
     )
 
 
-def _least_squares(features: Array, wanted: Array) -> Array:
+def _least_squares(features: Array, targets: Array) -> Array:
     """Return the non-negative least squares solution.
 
     Every subset of the four features is tried: that is exact and needs no optimizer.
@@ -202,10 +202,10 @@ def _least_squares(features: Array, wanted: Array) -> Array:
     best, least = np.zeros(_FEATURES), float("inf")
     for size in range(1, _FEATURES + 1):
         for chosen in itertools.combinations(range(_FEATURES), size):
-            some, *_ = np.linalg.lstsq(features[:, chosen], wanted, rcond=None)
+            some, *_ = np.linalg.lstsq(features[:, chosen], targets, rcond=None)
             if (some < 0).any():
                 continue
-            error = float(np.sum((features[:, chosen] @ some - wanted) ** 2))
+            error = float(np.sum((features[:, chosen] @ some - targets) ** 2))
             if error < least * (1 - 1e-9):
                 least = error
                 best = np.zeros(_FEATURES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .acceptance import MIN_GAIN, STEP_BACK, BudgetCheck, SettingMeasurement
+from .measured_points import TuningRun
 from .selection import candidates, challenger
 from .settings import BatchingSetting
-from .tuning_run import TuningRun
 
 # Points that a second attempt and its verification need.
 MIN_VERIFICATION_POINTS = 2

@@ -12,7 +12,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from triton_pipelines.api.loadplan import ResolvedSource, resolution, strayed
+from triton_pipelines.api.loadplan import ResolvedSource, diverged_sources, resolution
 from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.snapshot import (
@@ -101,7 +101,7 @@ def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, s
         report, recorded = pod.load_report(), resolved.get(pod.revision)
         if pod.deleting or report is None or not report.ok or recorded is None:
             continue
-        if findings := strayed(recorded, report):
+        if findings := diverged_sources(recorded, report):
             found[pod.name] = (
                 findings[0].step or "",
                 "; ".join(finding.message for finding in findings),
@@ -125,7 +125,7 @@ def _to_reload(pods: Sequence[Pod], changed: Mapping[str, tuple[str, str]]) -> l
         if not pod.serving
         or (
             (own_report := pod.load_report()) is not None
-            and strayed(resolution(report), own_report)
+            and diverged_sources(resolution(report), own_report)
         )
     ]
 

@@ -18,7 +18,7 @@ from typing import Final
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
-from triton_pipelines.api.rollout import PreflightMode, RolloutStrategy
+from triton_pipelines.api.rollout_strategy import PreflightMode, RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.render.preflight_objects import preflight_job, preflight_policy
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
@@ -112,8 +112,8 @@ def _would_interrupt(snapshot: Snapshot, revision: str, *, has_begun: bool) -> b
     being replaced, must not release the rollout.
     """
     serving = {pod.revision for pod in snapshot.pods if pod.serving}
-    wanted = ((snapshot.deployment or {}).get("spec") or {}).get("replicas")
-    return revision not in serving and bool(serving or (has_begun and wanted))
+    desired = ((snapshot.deployment or {}).get("spec") or {}).get("replicas")
+    return revision not in serving and bool(serving or (has_begun and desired))
 
 
 def _kept_revision(snapshot: Snapshot, revision: str, state: RolloutState) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.rollout import RolloutStrategy
+from triton_pipelines.api.rollout_strategy import RolloutStrategy
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
 from triton_pipelines.controllers.pipeline.pod_problems import Problem

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.latency_figures import (
     REQUESTS_MIN,
@@ -107,7 +108,7 @@ def unknown_latency_warnings(reason: str) -> list[Finding]:
     if not reason:
         return []
     text = f"{UNKNOWN}: {reason}; if the revision violates the SLO, it is not rolled back"
-    return [Finding(UNKNOWN_PATH, text, Severity.WARNING)]
+    return [Finding(UNKNOWN_PATH, text, Severity.WARNING, code=FindingCode.LATENCY_UNKNOWN)]
 
 
 def continue_watch(

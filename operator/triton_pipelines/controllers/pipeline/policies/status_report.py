@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from triton_pipelines.controllers.pipeline import padding_choices, ragged_fallback, scaling_status
+from triton_pipelines.controllers.pipeline import padding_choices, ragged_fallback, step_status
 from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
@@ -83,7 +83,7 @@ def _blocked_status(
     status: Mapping[str, Any], snapshot: Snapshot, draft: Draft, now: dt.datetime
 ) -> dict[str, Any]:
     spec = draft.of(ReconciledSpec)
-    found = scaling_status.blocked_status(
+    found = step_status.blocked_status(
         dict(status),
         spec.pipeline,
         spec.graph,

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import KIND_OF, Condition, Reason, ReasonKind
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
@@ -278,7 +279,7 @@ def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
         f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision "
         f"{run.revision}; to measure revision {desired}, set another request"
     )
-    return [Finding("spec.tuning.request", text, Severity.WARNING)]
+    return [Finding("spec.tuning.request", text, Severity.WARNING, code=FindingCode.TUNING_STALE)]
 
 
 def _events(before: Run, tuned: TuningDecision) -> tuple[Event, ...]:

@@ -41,14 +41,14 @@ def skip_empty_groups(
         outputs: tensors that are needed after these nodes.
     """
     readers: dict[str, set[int]] = defaultdict(set)
-    maker: dict[str, int] = {}
+    producer: dict[str, int] = {}
     for number, node in enumerate(nodes):
         for name in names_read(node):
             readers[name].add(number)
-        maker.update(dict.fromkeys(node.output, number))
+        producer.update(dict.fromkeys(node.output, number))
     kept: list[Any] = list(nodes)
     for result in results:
-        last = maker.get(result.name)
+        last = producer.get(result.name)
         if last is None:
             continue
         own = {last}

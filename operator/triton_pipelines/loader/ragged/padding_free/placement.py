@@ -27,7 +27,7 @@ _SHAPES: Final = frozenset({"Shape", "Size"})
 """Operators that do not read the elements of their input."""
 
 
-class Padding(Enum):
+class PaddingContent(Enum):
     """What the places behind a row hold in the padded form of a tensor."""
 
     FREE = "anything: no output depends on it"
@@ -113,13 +113,13 @@ def _require_padding_values(
     Flat tokens have no such values. They can be put back only where they are all the same.
     """
     padding = _paddings(nodes, candidates, facts, sources)
-    maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+    producer = {name: number for number, node in enumerate(nodes) for name in node.output if name}
     waiting = [number for number in range(len(nodes)) if number not in flat]
     while waiting:
         number = waiting.pop()
         for name in names_read(nodes[number]):
-            source = maker.get(name)
-            if source not in flat or padding.get(name) is not Padding.SET:
+            source = producer.get(name)
+            if source not in flat or padding.get(name) is not PaddingContent.SET:
                 continue
             if facts[name].filler is None:
                 del flat[source]
@@ -131,26 +131,28 @@ def _paddings(
     candidates: Mapping[int, FlatOperator],
     facts: Facts,
     sources: Sequence[str],
-) -> dict[str, Padding]:
+) -> dict[str, PaddingContent]:
     """Return what each tensor that depends on the inputs has behind its rows."""
-    padding = dict.fromkeys(sources, Padding.SET)
+    padding = dict.fromkeys(sources, PaddingContent.SET)
     for number, node in enumerate(nodes):
         read = [name for name in names_read(node) if name in padding]
         if not read:
             continue
-        is_set = any(padding[name] is Padding.SET for name in read)
+        is_set = any(padding[name] is PaddingContent.SET for name in read)
         if node.op_type in _SHAPES:
             is_set = False
         elif number in candidates:
             is_set = is_set and not _is_free(node, candidates[number], padding, facts)
         elif node.op_type in _CONTRACTING and len(read) > 1:
             is_set = False
-        padding.update(dict.fromkeys(node.output, Padding.SET if is_set else Padding.FREE))
+        padding.update(
+            dict.fromkeys(node.output, PaddingContent.SET if is_set else PaddingContent.FREE)
+        )
     return padding
 
 
 def _is_free(
-    node: Any, operator: FlatOperator, padding: Mapping[str, Padding], facts: Facts
+    node: Any, operator: FlatOperator, padding: Mapping[str, PaddingContent], facts: Facts
 ) -> bool:
     """Return whether a position-wise node hides what the mask decided behind the rows."""
     if node.op_type == "Gather" and operator.readings[0] is Reading.AS_IS:
@@ -159,8 +161,10 @@ def _is_free(
     if node.op_type not in {"Add", "Sub"}:
         return False
     states = {padding.get(name) for name in node.input}
-    zeros = all(facts[name].filler == 0 for name in node.input if padding.get(name) is Padding.SET)
-    return zeros and Padding.FREE in states
+    zeros = all(
+        facts[name].filler == 0 for name in node.input if padding.get(name) is PaddingContent.SET
+    )
+    return zeros and PaddingContent.FREE in states
 
 
 def _drop_light_islands(nodes: Sequence[Any], flat: dict[int, FlatOperator]) -> None:
@@ -175,11 +179,11 @@ def _drop_light_islands(nodes: Sequence[Any], flat: dict[int, FlatOperator]) -> 
             number = group[number]
         return number
 
-    maker = {name: number for number in flat for name in nodes[number].output if name}
+    producer = {name: number for number in flat for name in nodes[number].output if name}
     for number in flat:
         for name in nodes[number].input:
-            if name in maker:
-                group[root(maker[name])] = root(number)
+            if name in producer:
+                group[root(producer[name])] = root(number)
     heavy = {root(number) for number in flat if nodes[number].op_type in HEAVY}
     for number in [number for number in flat if root(number) not in heavy]:
         del flat[number]

@@ -81,10 +81,10 @@ def flat_operator(node: Any, facts: Facts) -> FlatOperator | None:
     if len(made) < sum(map(bool, node.output)) or not all(fact.tokens for fact in made):
         return None
     rule = _RULES.get(node.op_type)
-    return rule(_Case(node, facts)) if rule is not None else None
+    return rule(_NodeCase(node, facts)) if rule is not None else None
 
 
-class _Case:
+class _NodeCase:
     """A node with the facts about its inputs and its first output."""
 
     def __init__(self, node: Any, facts: Facts) -> None:
@@ -135,7 +135,7 @@ class _Case:
         return FlatOperator((Reading.FLAT, *(Reading.AS_IS for _ in others)))
 
 
-def _elementwise(case: _Case) -> FlatOperator | None:
+def _elementwise(case: _NodeCase) -> FlatOperator | None:
     readings: list[Reading] = []
     for place, name in enumerate(case.node.input):
         fact = case.fact(place)
@@ -151,7 +151,7 @@ def _elementwise(case: _Case) -> FlatOperator | None:
     return FlatOperator(tuple(readings))
 
 
-def _scalar_scales(case: _Case) -> bool:
+def _scalar_scales(case: _NodeCase) -> bool:
     """Return whether a quantization has one scale: along an axis, it does not broadcast."""
     if case.node.op_type not in {"QuantizeLinear", "DequantizeLinear"}:
         return True
@@ -178,7 +178,7 @@ def _broadcast(fact: TensorFacts, made: TokenAxes) -> Reading | None:
     return None
 
 
-def _product(case: _Case) -> FlatOperator | None:
+def _product(case: _NodeCase) -> FlatOperator | None:
     """MatMul of tokens with a matrix that is the same for all."""
     tokens = case.tokens(0)
     quantized = case.node.op_type == "QLinearMatMul"
@@ -194,7 +194,7 @@ def _product(case: _Case) -> FlatOperator | None:
     return case.first_flat()
 
 
-def _gemm(case: _Case) -> FlatOperator | None:
+def _gemm(case: _NodeCase) -> FlatOperator | None:
     tokens, added = case.tokens(0), case.fact(2)
     if tokens is None or tokens.first or case.attribute("transA", 0):
         return None
@@ -203,25 +203,25 @@ def _gemm(case: _Case) -> FlatOperator | None:
     return case.first_flat()
 
 
-def _normalization(case: _Case) -> FlatOperator | None:
+def _normalization(case: _NodeCase) -> FlatOperator | None:
     tokens = case.tokens(0)
     return case.first_flat() if tokens and _behind(case, tokens, -1) else None
 
 
-def _behind(case: _Case, tokens: TokenAxes, default: int) -> bool:
+def _behind(case: _NodeCase, tokens: TokenAxes, default: int) -> bool:
     """Return whether the attribute ``axis`` is behind the tokens."""
     axis = int(case.attribute("axis", default))
     return (axis + tokens.rank if axis < 0 else axis) > tokens.last
 
 
-def _one_axis(case: _Case) -> FlatOperator | None:
+def _one_axis(case: _NodeCase) -> FlatOperator | None:
     tokens = case.tokens(0)
     if tokens is None or not _behind(case, tokens, _ONE_AXIS[case.node.op_type]):
         return None
     return case.first_flat()
 
 
-def _reduction(case: _Case) -> FlatOperator | None:
+def _reduction(case: _NodeCase) -> FlatOperator | None:
     tokens, axes = case.tokens(0), case.integers(1, "axes")
     return case.first_flat() if tokens and axes and _spares_tokens(tokens, axes) else None
 
@@ -231,14 +231,14 @@ def _spares_tokens(tokens: TokenAxes, axes: list[int]) -> bool:
     return taken.isdisjoint({tokens.first, tokens.last})
 
 
-def _pool(case: _Case) -> FlatOperator | None:
+def _pool(case: _NodeCase) -> FlatOperator | None:
     """GlobalAveragePool over all axes but the first two, which some exporters use for a mean."""
     tokens = case.tokens(0)
     is_first = tokens is not None and not tokens.first and not tokens.is_merged
     return case.first_flat() if is_first else None
 
 
-def _reshaping(case: _Case) -> FlatOperator | None:
+def _reshaping(case: _NodeCase) -> FlatOperator | None:
     """Fixed axes before and behind the tokens may be cut otherwise, but not mixed with them."""
     read, made = case.tokens(0), case.made
     if read is None or not _same_size(read.before, made.before):
@@ -259,7 +259,7 @@ def _size(dims: tuple[int, ...]) -> int:
     return size
 
 
-def _expansion(case: _Case) -> FlatOperator | None:
+def _expansion(case: _NodeCase) -> FlatOperator | None:
     read, made = case.tokens(0), case.made
     if read is None or read.is_merged != made.is_merged or read.from_end != made.from_end:
         return None
@@ -267,7 +267,7 @@ def _expansion(case: _Case) -> FlatOperator | None:
     return FlatOperator((Reading.FLAT,), "Expand", tuple(shape))
 
 
-def _transposition(case: _Case) -> FlatOperator | None:
+def _transposition(case: _NodeCase) -> FlatOperator | None:
     read, made = case.tokens(0), case.made
     perm = case.attribute("perm")
     if read is None or perm is None or read.is_merged != made.is_merged:
@@ -276,7 +276,7 @@ def _transposition(case: _Case) -> FlatOperator | None:
     return case.first_flat() if kept == [read.first, read.last] else None
 
 
-def _concatenation(case: _Case) -> FlatOperator | None:
+def _concatenation(case: _NodeCase) -> FlatOperator | None:
     axis, made = int(case.attribute("axis", 0)), case.made
     alike = all(
         (tokens := case.tokens(place)) is not None
@@ -288,24 +288,24 @@ def _concatenation(case: _Case) -> FlatOperator | None:
     return FlatOperator(tuple(Reading.FLAT for _ in case.node.input))
 
 
-def _splitting(case: _Case) -> FlatOperator | None:
+def _splitting(case: _NodeCase) -> FlatOperator | None:
     tokens, axis = case.tokens(0), int(case.attribute("axis", 0))
     return case.first_flat() if tokens and _spares_tokens(tokens, [axis]) else None
 
 
-def _slice(case: _Case) -> FlatOperator | None:
+def _slice(case: _NodeCase) -> FlatOperator | None:
     tokens, axes = case.tokens(0), case.integers(3)
     return case.first_flat() if tokens and axes and _spares_tokens(tokens, axes) else None
 
 
-def _lookup(case: _Case) -> FlatOperator | None:
+def _lookup(case: _NodeCase) -> FlatOperator | None:
     """Gather: the tokens choose rows of a table, or a list chooses among what each token has."""
     if case.is_neutral(0) and case.tokens(1) is not None:
         return FlatOperator((Reading.AS_IS, Reading.FLAT))
     return _splitting(case)
 
 
-_RULES: Final[Mapping[str, Callable[[_Case], FlatOperator | None]]] = {
+_RULES: Final[Mapping[str, Callable[[_NodeCase], FlatOperator | None]]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("MatMul", "MatMulInteger", "QLinearMatMul"), _product),
     "Gemm": _gemm,

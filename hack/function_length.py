@@ -1,0 +1,71 @@
+"""Reject long functions of the operator: ``python -m hack.function_length``.
+
+A function has at most 50 lines, its docstring not counted. Files in ``runtime/`` are part of every
+revision and are left out: a change rolls all pipelines.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "operator" / "triton_pipelines"
+LINES_MAX = 50
+_OPTIONS = "the signature lists the options of a command, a few lines each"
+# Function → why it may be longer.
+ALLOWED: Mapping[str, str] = {
+    "cli/bench.py:bench": _OPTIONS,
+    "cli/import_command.py:import_repository": _OPTIONS,
+    "cli/infer.py:infer": _OPTIONS,
+    "cli/init.py:init": _OPTIONS,
+    "cli/operator_command.py:operator": _OPTIONS,
+    "cli/render.py:render_files": _OPTIONS,
+    "cli/tune.py:tune": _OPTIONS,
+    "autoscaling/metrics/collector.py:_merge": "one line too long; split it with its next change",
+}
+
+
+def long_functions(source: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, line and length of each function that is too long."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = _lines(node) - (_lines(node.body[0]) if ast.get_docstring(node) else 0)
+            if length > LINES_MAX:
+                yield node.name, node.lineno, length
+
+
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def check(package: Path, allowed: Mapping[str, str]) -> Iterator[str]:
+    """Yield a message for each long function, and for each allowance that allows nothing."""
+    unused = set(allowed)
+    for path in sorted(package.rglob("*.py")):
+        file = path.relative_to(package).as_posix()
+        if file.startswith("runtime/"):
+            continue
+        for name, line, length in long_functions(path.read_text(encoding="utf-8")):
+            unused.discard(f"{file}:{name}")
+            if f"{file}:{name}" not in allowed:
+                yield (
+                    f"{file}:{line}: {name} has {length} lines without its docstring; split it, at"
+                    f" most {LINES_MAX} are allowed"
+                )
+    for function in sorted(unused):
+        yield f"{function} is not too long; remove it from ALLOWED in hack/function_length.py"
+
+
+def main() -> int:
+    """Print what is too long; return exit code 1 if anything is."""
+    messages = list(check(PACKAGE, ALLOWED))
+    for message in messages:
+        print(message)
+    return 1 if messages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
