@@ -69,6 +69,7 @@ class ApiModel(BaseModel):
         extra="forbid",
         frozen=True,
         use_enum_values=False,
+        defer_build=True,
     )
 
     rules: ClassVar[tuple[FieldRule, ...]] = ()

@@ -30,7 +30,7 @@ class ScaleEvent(ApiModel):
 class ScalingFigures(ApiModel):
     """Figures of a scaled step over all pods.
 
-    They are updated only if they change by more than a tenth; for current values, see the metrics.
+    They change only by more than a tenth; for current values, see the metrics.
     """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]
@@ -71,3 +71,11 @@ class ScalingStatus(ApiModel):
             },
         ),
     ] = ()
+    figures_time: Annotated[
+        str | None,
+        Field(
+            max_length=64,
+            description="When a figure last changed.",
+            json_schema_extra={"format": "date-time"},
+        ),
+    ] = None

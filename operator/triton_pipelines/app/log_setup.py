@@ -96,8 +96,20 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render)
     )
+    logging.getLogger().handlers[:] = [handler]
+    _set_level(level)
+
+
+def toggle_debug(configured: str) -> None:
+    """Switch the log level between debug and the configured level (info, if that is debug)."""
+    usual = "info" if configured == "debug" else configured
+    level = usual if logging.getLogger().level == logging.DEBUG else "debug"
+    _set_level(level)
+    structlog.get_logger(__name__).warning("log level changed", log_level=level)
+
+
+def _set_level(level: str) -> None:
     root = logging.getLogger()
-    root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

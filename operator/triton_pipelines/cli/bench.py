@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +10,13 @@ from urllib.parse import unquote
 
 import typer
 
-from triton_pipelines.api.names import PORT_GRPC
-from triton_pipelines.tools.loadgen import (
-    Arrivals,
-    InferenceProtocol,
-    LoadSpec,
-    SweepResult,
-)
+from triton_pipelines.tools.loadgen import InferenceProtocol, LoadSpec, SweepResult
 from triton_pipelines.tools.loadgen.plots import svg
 
 from .bench_loads import BenchRequests, build_requests
-from .bench_report import BASELINE, BenchReport, as_csv, as_json, chart, tables
+from .bench_options import BenchOutput, LoadOptions, RequestOptions
+from .bench_report import BASELINE, BenchReport, as_csv, bench_document, chart, tables
 from .bench_run import (
-    DEFAULT_CONCURRENCY,
     check_answered,
     exit_on_signals,
     load_specs,
@@ -31,24 +24,18 @@ from .bench_run import (
     planned_loads,
 )
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
-from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
+from .local_options import LocalServerOptions
+from .model_metadata import ModelMetadata
+from .option_groups import expand_options
 from .output import print_wide, write_file
 from .plot_output import check_plottable
+from .result_output import print_document
 from .served_model import ServedModel, model_metadata, served_model
-from .tls_options import CaCert, Cert, Key, ServerName, client_tls, is_grpc
-
-EXTRA_WINDOWS = 6
-"""Additional windows while a run is not stable."""
+from .shared_options import OutputFormat
+from .tls_options import TlsOptions, client_tls, is_grpc
 
 
-class BenchOutput(enum.StrEnum):
-    """Format of the printed results."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-
-
+@expand_options
 def bench(
     target: Annotated[
         str,
@@ -58,102 +45,10 @@ def bench(
             "http(s)://HOST:PORT/v2/models/MODEL; over gRPC, grpc(s)://….",
         ),
     ],
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|A:B[:STEP]",
-            help="Closed loop: number of requests in flight; A:B doubles from A to B."
-            f" Default: {DEFAULT_CONCURRENCY}, without --rate.",
-        ),
-    ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|A:B:STEP",
-            help="Open loop: requests/s, sent on schedule, regardless of when responses arrive.",
-        ),
-    ] = None,
-    arrivals: Annotated[
-        Arrivals,
-        typer.Option(
-            help="Arrivals of an open loop: as from many independent users, or evenly spaced."
-        ),
-    ] = Arrivals.POISSON,
-    texts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Texts, one per line; or perf_analyzer's input data (JSON)."
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="median=32,sigma=0.6,cap=512",
-            help="Without --texts: lognormal lengths of generated texts, in tokens.",
-        ),
-    ] = None,
-    rows: Annotated[int, typer.Option(min=1, max=4096, help="Texts per request.")] = 1,
-    value: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="NAME=VALUE",
-            help="Another input, the same in every request; as in `tritonpipe infer`.",
-        ),
-    ] = None,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input-file",
-            metavar="NAME=PATH",
-            help="Another input from a file; as in `tritonpipe infer`.",
-        ),
-    ] = None,
-    duration: Annotated[
-        float,
-        typer.Option(
-            min=0.3,
-            max=3600,
-            metavar="SECONDS",
-            help="Measured time of a run, in three windows whose results must agree.",
-        ),
-    ] = 6.0,
-    warmup: Annotated[
-        float,
-        typer.Option(min=0, max=3600, metavar="SECONDS", help="Time under load before measuring."),
-    ] = 1.0,
-    runs: Annotated[
-        int, typer.Option(min=1, max=100, help="Runs of each load; runs of all loads alternate.")
-    ] = 3,
-    baseline: Annotated[
-        bool,
-        typer.Option(
-            "--baseline/--no-baseline",
-            help="Also measure one client that waits for each response: all rows in a request, "
-            "and one by one.",
-        ),
-    ] = True,
-    protocol: Annotated[
-        InferenceProtocol, typer.Option(help="HTTP with binary tensors, or gRPC.")
-    ] = InferenceProtocol.HTTP,
-    grpc: Annotated[
-        str | None,
-        typer.Option(
-            "--grpc-address",
-            metavar="HOST:PORT",
-            help=f"gRPC address, if it is not the URL's host with port {PORT_GRPC}.",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=3600, metavar="SECONDS", help="Time after which a request fails."
-        ),
-    ] = 30.0,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Seed of texts and arrivals; the same seed gives the same load."),
-    ] = 0,
+    load: LoadOptions,
+    content: RequestOptions,
+    local: LocalServerOptions,
+    tls: TlsOptions,
     output: Annotated[
         BenchOutput,
         typer.Option("--output", "-o", help="Format of the results on standard output."),
@@ -161,15 +56,6 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write the throughput-latency curve.")
     ] = None,
-    source_map: SourceMapRules = None,
-    mounts: Mounts = None,
-    folder: Folder = None,
-    log: Log = None,
-    deadline: Deadline = 120.0,
-    cacert: CaCert = None,
-    cert: Cert = None,
-    key: Key = None,
-    servername: ServerName = "",
 ) -> None:
     """Load-test a pipeline; print throughput, latency percentiles and where the time goes.
 
@@ -178,51 +64,50 @@ def bench(
 
     Exit codes: 1 the resource is not valid, 2 wrong usage, 3 the server failed or never answered.
     """
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise CommandError(
-            f"--plot {plot}: the format is SVG; name it {plot.with_suffix('.svg').name}",
-            EXIT_USAGE,
-        )
-    base = LoadSpec(
-        concurrency=1,
-        arrivals=arrivals,
-        duration_s=duration,
-        warmup_s=warmup,
-        extend=EXTRA_WINDOWS,
-        timeout_s=timeout,
-        seed=seed,
-    )
-    specs = load_specs(base, concurrency, rate)
-    check_plottable(plot, "--plot")
+    _check_plot(plot)
+    base = load.spec()
+    specs = load_specs(base, load.concurrency, load.rate)
     with exit_on_signals(), contextlib.ExitStack() as stack:
         served = served_model(
-            target,
-            grpc,
-            stack,
-            {"mounts": mounts, "folder": folder, "log": log, "deadline": deadline},
-            source_map or [],
+            target, load.grpc, stack, local.of_the_server(), local.source_map or []
         )
-        served = replace(served, tls=client_tls(served.server, cacert, cert, key, servername))
-        protocol = InferenceProtocol.GRPC if is_grpc(served.server) else protocol
-        model = model_metadata(served, timeout)
-        requests = build_requests(
-            model,
-            file=texts,
-            lengths=lengths,
-            rows=rows,
-            values=value or [],
-            files=file or [],
-            seed=seed,
+        served = replace(served, tls=client_tls(served.server, tls))
+        protocol = InferenceProtocol.GRPC if is_grpc(served.server) else load.protocol
+        model = model_metadata(served, load.timeout)
+        requests = _requests(model, content, load.seed)
+        loads = list(
+            planned_loads(requests, base, specs, baseline=load.baseline, batched=model.batched)
         )
-        loads = list(planned_loads(requests, base, specs, baseline=baseline, batched=model.batched))
-        measured, ended = measure_loads(loads, served, protocol, runs)
+        measured, ended = measure_loads(loads, served, protocol, load.runs)
     report = _report(
-        base, requests, served, protocol, measured, steps=model.steps, baseline=baseline
+        base, requests, served, protocol, measured, steps=model.steps, baseline=load.baseline
     )
     _print(report, output, plot)
     if ended is not None:
         raise CommandError(str(ended), EXIT_FAILED) from ended
     check_answered([item for _, _, item in measured])
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a file that cannot become an SVG, before minutes of work."""
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise CommandError(
+            f"--plot {plot}: the format is SVG; name it {plot.with_suffix('.svg').name}",
+            EXIT_USAGE,
+        )
+    check_plottable(plot, "--plot")
+
+
+def _requests(model: ModelMetadata, content: RequestOptions, seed: int) -> BenchRequests:
+    return build_requests(
+        model,
+        file=content.texts,
+        lengths=content.lengths,
+        rows=content.rows,
+        values=content.value or [],
+        files=content.file or [],
+        seed=seed,
+    )
 
 
 def _report(
@@ -257,13 +142,12 @@ def _report(
 
 
 def _print(report: BenchReport, output: BenchOutput, plot: Path | None) -> None:
-    if output is BenchOutput.TABLE:
+    if output is BenchOutput.CSV:
+        typer.echo(as_csv(report), nl=False)
+    elif output in (BenchOutput.TABLE, BenchOutput.WIDE):
         for part in tables(report):
             print_wide(part)
     else:
-        typer.echo(
-            as_json(report) if output is BenchOutput.JSON else as_csv(report),
-            nl=output is BenchOutput.JSON,
-        )
+        print_document(bench_document(report), OutputFormat(output))
     if plot is not None:
         write_file(plot, svg(chart(report)), "--plot")

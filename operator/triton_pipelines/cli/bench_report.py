@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,9 +74,9 @@ def all_loads(report: BenchReport) -> list[tuple[str, SweepResult]]:
     ]
 
 
-def as_json(report: BenchReport) -> str:
-    """Return the report as JSON, with every run."""
-    document = {
+def bench_document(report: BenchReport) -> dict[str, Any]:
+    """Return the report for programs, with every run."""
+    return {
         "version": VERSION,
         "model": report.model,
         "address": report.address,
@@ -88,7 +87,6 @@ def as_json(report: BenchReport) -> str:
         "baseline": [{"name": name, **_point(item)} for name, item in report.baseline.items()],
         "points": [_point(item) for item in report.points],
     }
-    return json.dumps(document, indent=1)
 
 
 def _point(item: SweepResult) -> dict[str, Any]:

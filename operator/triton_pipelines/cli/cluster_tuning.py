@@ -15,10 +15,11 @@ from triton_pipelines.api import names
 from triton_pipelines.api.tuning import TuningMode
 
 from .errors import EXIT_USAGE, CommandError
+from .tune_options import ClusterRunOptions
 
 # Options of ``tritonpipe tune`` that a run in the cluster supports. For some others, the
 # resource has a field.
-CARRIED = frozenset({"file", "in_cluster", "namespace", "thorough"})
+CARRIED = frozenset({"file", "in_cluster", "namespace", "kube_context", "thorough"})
 _INSTEAD = {
     "slo": "set spec.slo.p99Milliseconds",
     "cores": "spec.server.resources limits the CPU of the pod",
@@ -29,12 +30,17 @@ _INSTEAD = {
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def tuning_commands(name: str, namespace: str | None, thorough: bool, now: dt.datetime) -> str:
+def tuning_commands(
+    name: str,
+    cluster: ClusterRunOptions,
+    thorough: bool,
+    now: dt.datetime,
+) -> str:
     """Return the kubectl command that starts a run for a pipeline, and the one that reads it.
 
     Args:
         name: name of the pipeline in the cluster.
-        namespace: its namespace; ``None``: that of the kubeconfig's context.
+        cluster: its namespace and the kubeconfig's context.
         thorough: whether to run in mode Thorough.
         now: current time, which names the request.
 
@@ -50,7 +56,9 @@ def tuning_commands(name: str, namespace: str | None, thorough: bool, now: dt.da
         "request": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "mode": (TuningMode.THOROUGH if thorough else TuningMode.QUICK).value,
     }
-    where = [names.SINGULAR, name, *(["--namespace", namespace] if namespace else [])]
+    where = [names.SINGULAR, name]
+    where += ["--namespace", cluster.namespace] if cluster.namespace else []
+    where += ["--context", cluster.kube_context] if cluster.kube_context else []
     patch = shlex.join(
         [
             "kubectl",

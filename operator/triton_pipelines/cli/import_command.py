@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,31 +11,32 @@ import typer
 from triton_pipelines.compile.graph.server_settings import server_version
 from triton_pipelines.tools.importer import (
     PLACEHOLDER,
+    ImportReport,
     InexpressibleRepositoryError,
     ModelRepositoryError,
+    ResourceDraft,
     import_models,
     read_repository,
 )
 
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
+from .option_groups import expand_options
 from .resource_output import ReadProgress, check_absent, write_resource
-from .shared_options import ResourceOutput
+from .shared_options import OutputFile
 
 
-def import_repository(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FOLDER", help="The model repository: a folder with one folder per model."
-        ),
-    ],
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """Options of what is imported, and how."""
+
     ensemble: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             help="The ensemble, or the model that clients call, if there are several.",
         ),
-    ] = None,
+    ] = None
+    """``None``: the only one."""
     source_uri: Annotated[
         str | None,
         typer.Option(
@@ -42,27 +44,31 @@ def import_repository(
             help="Address that the folder will be copied to, such as s3://models/repository."
             " Default: a placeholder.",
         ),
-    ] = None,
+    ] = None
+    """``None``: a placeholder."""
     config_name: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             help="Config in configs/ to use, as Triton's --model-config-name.",
         ),
-    ] = None,
+    ] = None
+    """``None``: config.pbtxt."""
     values: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="NAME=VALUE", help="Value for ${NAME} in configs; repeatable."
         ),
-    ] = None,
+    ] = None
+    """Values of variables in configs."""
     without: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODEL",
             help="Exclude this model, even if it is invalid; repeatable.",
         ),
-    ] = None,
+    ] = None
+    """Models to leave out."""
     image: Annotated[
         str | None,
         typer.Option(
@@ -70,14 +76,52 @@ def import_repository(
             help="Image of the Triton server. Its version determines which fields can be "
             "carried over. Default: the operator's.",
         ),
-    ] = None,
+    ] = None
+    """``None``: the operator's default image."""
     strict: Annotated[
         bool,
         typer.Option(
             "--strict", help="Exit with code 1 if anything was changed or not carried over."
         ),
-    ] = False,
-    output: ResourceOutput = None,
+    ] = False
+    """Whether a change or a loss is an error."""
+
+    def check(self) -> None:
+        """Refuse malformed options."""
+        if self.source_uri is not None and "://" not in self.source_uri:
+            raise CommandError(
+                f"--source-uri: {self.source_uri!r} is not a URI; use one such as"
+                " s3://models/repository",
+                EXIT_USAGE,
+            )
+        if self.image is not None and server_version(None, self.image) is None:
+            raise CommandError(
+                f"--image: the tag of {self.image} does not contain a Triton release; use one that"
+                " does, for example nvcr.io/nvidia/tritonserver:24.10-py3",
+                EXIT_USAGE,
+            )
+
+    def variables(self) -> dict[str, str]:
+        """Return the values of variables in configs by name."""
+        filled = {}
+        for value in self.values or ():
+            name, separator, text = value.partition("=")
+            if not separator or not name:
+                raise CommandError(f"--set: {value!r} is not NAME=VALUE", EXIT_USAGE)
+            filled[name] = text
+        return filled
+
+
+@expand_options
+def import_repository(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="The model repository: a folder with one folder per model."
+        ),
+    ],
+    options: ImportOptions,
+    output_file: OutputFile = None,
 ) -> None:
     """Write the resource of a model repository: an ensemble with its steps, or a single model.
 
@@ -88,45 +132,14 @@ def import_repository(
     Exit codes: 1 no resource can express the repository (or, with --strict, something was changed
     or not carried over), 2 the repository cannot be read, or Triton would not load it.
     """
-    check_absent(output)
-    if source_uri is not None and "://" not in source_uri:
-        raise CommandError(
-            f"--source-uri: {source_uri!r} is not a URI; use one such as s3://models/repository",
-            EXIT_USAGE,
-        )
-    if image is not None and server_version(None, image) is None:
-        raise CommandError(
-            f"--image: the tag of {image} does not contain a Triton release; use one that does,"
-            " for example nvcr.io/nvidia/tritonserver:24.10-py3",
-            EXIT_USAGE,
-        )
-    filled = {}
-    for value in values or ():
-        name, separator, text = value.partition("=")
-        if not separator or not name:
-            raise CommandError(f"--set: {value!r} is not NAME=VALUE", EXIT_USAGE)
-        filled[name] = text
-    prefix = source_uri or PLACEHOLDER
-    try:
-        with ReadProgress() as meters:
-            repository = read_repository(folder, filled, config_name, without=without or ())
-            draft, report = import_models(
-                repository, ensemble, prefix, meters.of, without or (), image
-            )
-    except ModelRepositoryError as error:
-        expressible = not isinstance(error, InexpressibleRepositoryError)
-        raise CommandError(
-            _error_message(folder, error), EXIT_USAGE if expressible else EXIT_FINDINGS
-        ) from error
-    except OSError as error:
-        raise CommandError(
-            f"{error.filename or folder}: cannot be read: {error.strerror}", EXIT_USAGE
-        ) from error
+    check_absent(output_file)
+    options.check()
+    draft, report = _import(folder, options)
     draft.header.insert(
         0, f"Written by `tritonpipe import` from the model repository {folder.resolve().name}."
     )
     hints = []
-    if source_uri is None:
+    if options.source_uri is None:
         draft.header.insert(
             1,
             f"{PLACEHOLDER} is a placeholder: replace it with the address of the repository,"
@@ -138,9 +151,34 @@ def import_repository(
         )
     for note in report.sorted():
         typer.echo(str(note), err=True)
-    write_resource(draft, output, hints)
-    if strict and report.has_changes_or_losses:
+    write_resource(draft, output_file, hints)
+    if options.strict and report.has_changes_or_losses:
         raise typer.Exit(EXIT_FINDINGS)
+
+
+def _import(folder: Path, options: ImportOptions) -> tuple[ResourceDraft, ImportReport]:
+    """Return the resource of a repository, and what it does not express.
+
+    Raises:
+        CommandError: the repository cannot be read or expressed.
+    """
+    variables, without = options.variables(), options.without or ()
+    prefix = options.source_uri or PLACEHOLDER
+    try:
+        with ReadProgress() as meters:
+            repository = read_repository(folder, variables, options.config_name, without=without)
+            return import_models(
+                repository, options.ensemble, prefix, meters.of, without, options.image
+            )
+    except ModelRepositoryError as error:
+        expressible = not isinstance(error, InexpressibleRepositoryError)
+        raise CommandError(
+            _error_message(folder, error), EXIT_USAGE if expressible else EXIT_FINDINGS
+        ) from error
+    except OSError as error:
+        raise CommandError(
+            f"{error.filename or folder}: cannot be read: {error.strerror}", EXIT_USAGE
+        ) from error
 
 
 def _error_message(folder: Path, error: ModelRepositoryError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
@@ -20,18 +21,58 @@ from .documents import parse_pipeline
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .grpc_model import GrpcModel
 from .http_model import connection_error, fetch_metadata, http_client, parse_document, post
-from .model_metadata import BYTES, Array, ModelMetadata
+from .model_metadata import BYTES, Array, ModelMetadata, TensorMetadata
+from .option_groups import expand_options
 from .output import console, shorten
 from .output_tensors import decode, format_row, json_value
+from .result_output import structured
+from .shared_options import Output, OutputFormat
 from .tensors import encode, request_arrays
-from .tls_options import GRPC, GRPCS, CaCert, Cert, Key, ServerName, client_tls, is_grpc
+from .tls_options import GRPC, GRPCS, TlsOptions, client_tls, is_grpc
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 # The common part of addresses: the model, perhaps a version, then an endpoint (/infer, /ready, …).
 _MODEL = re.compile(r"^(?P<model>.*?/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/.*)?$")
 
 
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """Options of the inputs besides the texts."""
+
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Second text of a pair; one for each TEXT, or one for all. Repeatable.",
+        ),
+    ] = None
+    """Second texts of pairs."""
+    value: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=VALUE",
+            help="Value of an input: a text (repeatable), numbers such as 1,2,3 or [[1,2],[3,4]],"
+            " or one number for the whole tensor.",
+        ),
+    ] = None
+    """Inputs by name."""
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input-file",
+            metavar="NAME=PATH",
+            help="Value of an input from a file: an array saved by numpy.save (.npy),"
+            " or raw bytes such as an image.",
+        ),
+    ] = None
+    """Inputs from files."""
+
+
+@expand_options
 def infer(
+    inputs: InputOptions,
+    tls: TlsOptions,
     target: Annotated[
         str,
         typer.Argument(
@@ -47,48 +88,14 @@ def infer(
             help="Texts, one row of the batch each; write -- before a text that starts with -.",
         ),
     ] = None,
-    pair: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Second text of a pair; one for each TEXT, or one for all. Repeatable.",
-        ),
-    ] = None,
-    value: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="NAME=VALUE",
-            help="Value of an input: a text (repeatable), numbers such as 1,2,3 or [[1,2],[3,4]],"
-            " or one number for the whole tensor.",
-        ),
-    ] = None,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input-file",
-            metavar="NAME=PATH",
-            help="Value of an input from a file: an array saved by numpy.save (.npy),"
-            " or raw bytes such as an image.",
-        ),
-    ] = None,
     url: Annotated[
         str, typer.Option(metavar="URL", help="Address of the server, if FILE is given.")
     ] = DEFAULT_URL,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print the response as JSON; for a stream, one line per response."
-        ),
-    ] = False,
+    output: Output = OutputFormat.TABLE,
     timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the response."),
     ] = 60.0,
-    cacert: CaCert = None,
-    cert: Cert = None,
-    key: Key = None,
-    servername: ServerName = "",
 ) -> None:
     """Send one request to a pipeline and print the answer: texts as one batch, or tensors by name.
 
@@ -98,33 +105,37 @@ def infer(
 
     Exit codes: 2 wrong usage, 3 the server cannot be reached or rejects the request.
     """
-    if not (text or value or file):
-        raise CommandError(
-            "there is nothing to send; specify texts, or tensors with --input and --input-file",
-            EXIT_USAGE,
-        )
-    for item in (*(text or []), *(pair or []), *(value or [])):
-        _check_encoding(item)
+    texts, pairs, values = text or [], inputs.pair or [], inputs.value or []
+    _check_content(texts, inputs)
     base = model_url(target, url)
-    tls = client_tls(base, cacert, cert, key, servername)
+    secured = client_tls(base, tls)
 
     def arrays_of(model: ModelMetadata) -> dict[str, Array]:
-        return request_arrays(model, text or [], pair or [], value or [], file or [])
+        return request_arrays(model, texts, pairs, values, inputs.file or [])
 
     if is_grpc(base):
-        _infer_over_grpc(base, timeout, tls, arrays_of, as_json)
-        return
+        _infer_over_grpc(base, timeout, secured, arrays_of, output)
+    else:
+        _infer_over_http(base, timeout, arrays_of, output)
+
+
+def _infer_over_http(
+    base: str,
+    timeout: float,
+    arrays_of: Callable[[ModelMetadata], Mapping[str, Array]],
+    output: OutputFormat,
+) -> None:
     with http_client(base, timeout) as client:
         model = fetch_metadata(client, base)
         arrays = arrays_of(model)
         if model.decoupled:
-            _print_stream(client, base, model, arrays, as_json)
+            _print_stream(client, base, model, arrays, output)
             return
         body, length = encode(arrays, model)
         headers = {LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}
         document, rest = post(client, f"{base}/infer", body, headers)
     try:
-        _print_answer(document, rest, model, arrays, as_json)
+        _print_answer(document, rest, model, arrays, output)
     except (KeyError, TypeError, ValueError) as error:
         raise CommandError(
             f"{base}/infer did not return an inference response; is this a Triton server?",
@@ -137,13 +148,13 @@ def _infer_over_grpc(
     timeout: float,
     tls: ClientTls | None,
     arrays_of: Callable[[ModelMetadata], Mapping[str, Array]],
-    as_json: bool,
+    output: OutputFormat,
 ) -> None:
     with GrpcModel(base, timeout, tls) as served:
         model = served.metadata()
         arrays = arrays_of(model)
         if not model.decoupled:
-            _print_answer(*served.infer(arrays, model), model, arrays, as_json)
+            _print_answer(*served.infer(arrays, model), model, arrays, output)
             return
         for document, rest in served.stream(arrays, model):
             listed = {
@@ -152,7 +163,7 @@ def _infer_over_grpc(
             }
             values = {name: one[0] if len(one) == 1 else one for name, one in listed.items()}
             named = {key: value for key, value in document.items() if key != "outputs"}
-            _print_response({**named, **values}, model, as_json)
+            _print_response({**named, **values}, model, output)
 
 
 def _print_answer(
@@ -160,19 +171,19 @@ def _print_answer(
     rest: bytes,
     model: ModelMetadata,
     arrays: Mapping[str, Array],
-    as_json: bool,
+    output: OutputFormat,
 ) -> None:
     outputs = decode(document, rest)
     # Triton's order is arbitrary; the pipeline's order is that of its metadata.
     outputs = {name: outputs[name] for name in sorted(outputs, key=model.outputs.index)}
-    if as_json:
-        typer.echo(_format_json(document, outputs))
+    if not output.is_table:
+        typer.echo(structured(_response_document(document, outputs), output), nl=False)
         return
     rows = max((len(array) for array in arrays.values()), default=1) if model.batched else None
     if rows is not None and all(array.size % rows == 0 for array in outputs.values()):
-        _print_table(arrays, outputs, rows)
+        _print_table(arrays, outputs, rows, output)
     else:
-        _print_list(outputs)
+        _print_list(document, outputs, output)
 
 
 def model_url(target: str, server: str) -> str:
@@ -220,6 +231,17 @@ def _parse_url(address: str) -> Any:
     return parts
 
 
+def _check_content(texts: list[str], inputs: InputOptions) -> None:
+    """Refuse a request without content, and text that is not UTF-8."""
+    if not (texts or inputs.value or inputs.file):
+        raise CommandError(
+            "there is nothing to send; specify texts, or tensors with --input and --input-file",
+            EXIT_USAGE,
+        )
+    for item in (*texts, *(inputs.pair or ()), *(inputs.value or ())):
+        _check_encoding(item)
+
+
 def _check_encoding(text: str) -> None:
     try:
         text.encode()
@@ -234,7 +256,7 @@ def _print_stream(
     base: str,
     model: ModelMetadata,
     arrays: Mapping[str, Array],
-    as_json: bool,
+    output: OutputFormat,
 ) -> None:
     """Send the request to ``generate_stream`` and print each server-sent event as it arrives."""
     if deep := [
@@ -260,7 +282,7 @@ def _print_stream(
             for line in answer.iter_lines():
                 if line.startswith("data:"):
                     document = _event(line.removeprefix("data:").strip(), url)
-                    _print_response(document, model, as_json)
+                    _print_response(document, model, output)
     except httpx.HTTPError as error:
         raise connection_error(url, error) from error
 
@@ -280,19 +302,23 @@ def _event(text: str, url: str) -> dict[str, Any]:
     return document
 
 
-def _print_response(document: Mapping[str, Any], model: ModelMetadata, as_json: bool) -> None:
+def _print_response(
+    document: Mapping[str, Any], model: ModelMetadata, output: OutputFormat
+) -> None:
     """Print one response of a stream."""
-    if as_json:
-        typer.echo(json.dumps(document, ensure_ascii=False))
+    if not output.is_table:
+        start = "---\n" if output is OutputFormat.YAML else ""
+        typer.echo(f"{start}{structured(dict(document), output)}", nl=False)
         return
     found = [name for name in model.outputs if name in document]
     for name in found:
         values = document[name] if isinstance(document[name], list) else [document[name]]
         label = f"{name}: " if len(model.outputs) > 1 else ""
-        typer.echo(label + shorten(" ".join(str(value) for value in values)))
+        line = " ".join(str(value) for value in values)
+        typer.echo(label + (line if output is OutputFormat.WIDE else shorten(line)))
 
 
-def _format_json(document: Mapping[str, Any], outputs: Mapping[str, Array]) -> str:
+def _response_document(document: Mapping[str, Any], outputs: Mapping[str, Array]) -> dict[str, Any]:
     kinds = {item["name"]: item.get("datatype", BYTES) for item in document["outputs"]}
     listed = [
         {
@@ -303,10 +329,12 @@ def _format_json(document: Mapping[str, Any], outputs: Mapping[str, Array]) -> s
         }
         for name, array in outputs.items()
     ]
-    return json.dumps({**document, "outputs": listed}, ensure_ascii=False)
+    return {**document, "outputs": listed}
 
 
-def _print_table(arrays: Mapping[str, Array], outputs: Mapping[str, Array], rows: int) -> None:
+def _print_table(
+    arrays: Mapping[str, Array], outputs: Mapping[str, Array], rows: int, output: OutputFormat
+) -> None:
     """Print a row for each row of the batch: its texts, or its number, and the outputs."""
     texts = {
         name: array
@@ -327,14 +355,27 @@ def _print_table(arrays: Mapping[str, Array], outputs: Mapping[str, Array], rows
     for row in range(rows):
         cells = [
             *(words[row] for _, words in labels),
-            *(format_row(array[row]) for array in shaped),
+            *(_format(array[row], output) for array in shaped),
         ]
         # Text, not str: text in brackets is not markup.
-        table.add_row(*(Text(shorten(item)) for item in cells))
+        table.add_row(
+            *(Text(item if output is OutputFormat.WIDE else shorten(item)) for item in cells)
+        )
     console().print(table)
 
 
-def _print_list(outputs: Mapping[str, Array]) -> None:
-    """Print outputs that have no common rows, one per line with its shape."""
+def _print_list(
+    document: Mapping[str, Any], outputs: Mapping[str, Array], output: OutputFormat
+) -> None:
+    """Print outputs that have no common rows, one per line with its type and shape."""
+    kinds = {item["name"]: item.get("datatype", BYTES) for item in document["outputs"]}
     for name, array in outputs.items():
-        console().print(Text(f"{name} {list(array.shape)}: {shorten(format_row(array))}"))
+        tensor = TensorMetadata(name, kinds[name], array.shape)
+        console().print(Text(f"{tensor}: {_format(array, output)}"))
+
+
+def _format(array: Array, output: OutputFormat) -> str:
+    """Return the values of an array on one line; not shortened in the wide format."""
+    if output is OutputFormat.WIDE:
+        return " ".join(str(json_value(item)) for item in array.ravel())
+    return shorten(format_row(array))

@@ -6,7 +6,7 @@ They are local files, or a repository of a model hub.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,22 +28,21 @@ from .draft_inputs import (
     read_text,
 )
 from .errors import EXIT_USAGE, CommandError
+from .option_groups import expand_options
 from .options import SourceMaps
 from .resource_output import write_resource
-from .shared_options import ResourceOutput
+from .shared_options import OutputFile
 
+_LOOK = " Lines with LOOK need your attention: no file has the answer."
 POSTPROCESS_TYPES = ("None", "Softmax", "Sigmoid", "MeanPooling", "FirstToken")
 
 
-def init(
-    repository: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[hf://ORG/NAME[@REVISION]]",
-            help="A repository on a model hub, instead of --onnx.",
-        ),
-    ] = None,
-    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file.")] = None,
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """Options of the files, and of what no file says."""
+
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file.")] = None
+    """``None``: the files are on a hub."""
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -51,25 +50,29 @@ def init(
             help="tokenizer.json, or a folder with it"
             " (or with vocab.txt and tokenizer_config.json).",
         ),
-    ] = None,
+    ] = None
+    """``None``: next to the model."""
     onnx_path: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Path of the model in the hub's repository."),
-    ] = None,
+    ] = None
+    """``None``: found in the repository."""
     name: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             help="Name of the resource. Default: derived from the file or repository.",
         ),
-    ] = None,
+    ] = None
+    """``None``: derived from the files."""
     labels: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|A,B,…",
             help="Class names in the model's order: a file (JSON, or a name per line) or a list.",
         ),
-    ] = None,
+    ] = None
+    """``None``: read from the files."""
     postprocess: Annotated[
         str | None,
         typer.Option(
@@ -77,13 +80,15 @@ def init(
             help="Postprocessing, if it cannot be inferred from the files:"
             f" {', '.join(POSTPROCESS_TYPES)}.",
         ),
-    ] = None,
+    ] = None
+    """``None``: inferred from the files."""
     pair: Annotated[
         bool,
         typer.Option(
             "--pair", help="The tokenizer reads two texts, as required by rerankers and NLI models."
         ),
-    ] = False,
+    ] = False
+    """Whether the tokenizer reads two texts."""
     source_uri: Annotated[
         str | None,
         typer.Option(
@@ -91,13 +96,27 @@ def init(
             help="Address of the folder where the files will be stored, such as "
             "s3://models/topics. Default: a placeholder.",
         ),
-    ] = None,
+    ] = None
+    """``None``: a placeholder."""
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with a token for private repositories of the hub."),
+    ] = None
+    """``None``: no token."""
+
+
+@expand_options
+def init(
+    files: DraftOptions,
+    repository: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[hf://ORG/NAME[@REVISION]]",
+            help="A repository on a model hub, instead of --onnx.",
+        ),
     ] = None,
     source_map: SourceMaps = None,
-    output: ResourceOutput = None,
+    output_file: OutputFile = None,
 ) -> None:
     """Write a resource for an ONNX file and its tokenizer, with comments on the origin of values.
 
@@ -106,61 +125,54 @@ def init(
 
     Exit codes: 2 information is missing, 3 the hub cannot be reached.
     """
-    _check_options(repository, onnx, onnx_path, postprocess, source_uri)
-    names = () if labels is None else _labels(labels)
+    _check_options(repository, files)
+    names = () if files.labels is None else _labels(files.labels)
     hints: list[str] = []
     if repository is not None:
-        inputs = hub_inputs(repository, onnx_path, tokenizer, source_map or [], token_file)
+        inputs = hub_inputs(
+            repository, files.onnx_path, files.tokenizer, source_map or [], files.token_file
+        )
     else:
-        assert onnx is not None
-        inputs = local_inputs(onnx, tokenizer, source_uri or PLACEHOLDER, hints)
+        assert files.onnx is not None
+        inputs = local_inputs(files.onnx, files.tokenizer, files.source_uri or PLACEHOLDER, hints)
     inputs = replace(
         inputs,
-        name=_resource_name(name, inputs.name),
+        name=_resource_name(files.name, inputs.name),
         labels=names,
-        postprocess=postprocess,
-        pair=pair,
+        postprocess=files.postprocess,
+        pair=files.pair,
     )
     try:
         resource = draft(inputs)
     except MissingInformationError as missing:
         raise CommandError(str(missing), EXIT_USAGE) from missing
-    resource.header.insert(
-        0,
-        f"Written by `tritonpipe init` from {repository or inputs.graph_name}."
-        " Lines with LOOK need your attention: no file has the answer.",
-    )
-    if source_uri is None and repository is None:
+    origin = repository or inputs.graph_name
+    resource.header.insert(0, f"Written by `tritonpipe init` from {origin}.{_LOOK}")
+    if files.source_uri is None and repository is None:
         resource.header.append(
             f"{PLACEHOLDER} is a placeholder: replace it with the address of the files,"
             " or set --source-uri."
         )
-    write_resource(resource, output, hints)
+    write_resource(resource, output_file, hints)
 
 
-def _check_options(
-    repository: str | None,
-    onnx: Path | None,
-    onnx_path: str | None,
-    postprocess: str | None,
-    source_uri: str | None,
-) -> None:
+def _check_options(repository: str | None, files: DraftOptions) -> None:
     """Refuse options that contradict each other or are malformed."""
-    if (repository is None) == (onnx is None):
+    if (repository is None) == (files.onnx is None):
         raise CommandError(
             "specify either a repository (hf://org/name) or a file (--onnx model.onnx)", EXIT_USAGE
         )
-    if postprocess is not None and postprocess not in POSTPROCESS_TYPES:
+    if files.postprocess is not None and files.postprocess not in POSTPROCESS_TYPES:
         raise CommandError(
-            f"--postprocess: {postprocess!r} is not one of {', '.join(POSTPROCESS_TYPES)}",
+            f"--postprocess: {files.postprocess!r} is not one of {', '.join(POSTPROCESS_TYPES)}",
             EXIT_USAGE,
         )
-    if source_uri is not None and "://" not in source_uri:
+    if files.source_uri is not None and "://" not in files.source_uri:
         raise CommandError(
-            f"--source-uri: {source_uri!r} is not a URI; use one such as s3://models/topics",
+            f"--source-uri: {files.source_uri!r} is not a URI; use one such as s3://models/topics",
             EXIT_USAGE,
         )
-    if repository is not None and onnx_path is None and not repository.startswith(HUB):
+    if repository is not None and files.onnx_path is None and not repository.startswith(HUB):
         raise CommandError(
             f"{repository}: is not a repository on a model hub; use hf://org/name, or "
             "--onnx for a local file",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,6 +50,31 @@ Deadline = Annotated[
         "--deadline", min=1, metavar="SECONDS", help="Maximum time for loading the models."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServerOptions:
+    """Options of commands that serve a pipeline on this machine."""
+
+    source_map: SourceMapRules = None
+    """Rules for other places of sources."""
+    mounts: Mounts = None
+    """``None``: no files are mounted."""
+    folder: Folder = None
+    """``None``: a temporary folder."""
+    log: Log = None
+    """``None``: in the folder."""
+    deadline: Deadline = 120.0
+    """Maximum time for loading the models, seconds."""
+
+    def of_the_server(self) -> dict[str, Any]:
+        """Return the options that the local server takes by name."""
+        return {
+            "mounts": self.mounts,
+            "folder": self.folder,
+            "log": self.log,
+            "deadline": self.deadline,
+        }
 
 
 def parse_source_map(rules: list[str]) -> SourceMap:

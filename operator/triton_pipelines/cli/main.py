@@ -13,6 +13,7 @@ import typer
 
 import triton_pipelines
 
+from .completion import PROGRAM, command_to_complete, complete
 from .errors import EXIT_FAILED, CommandError
 from .output import tolerate_encoding
 
@@ -37,10 +38,11 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "tune": (_LOCAL, "tune", "tune", {}),
     "bench": (_LOCAL, "bench", "bench", {}),
     "status": (_CLUSTER, "status", "status", {}),
-    "explain": (_CLUSTER, "scaling", "explain", {}),
+    "explain": (_CLUSTER, "explain", "explain", {}),
     "scaling": (_CLUSTER, "scaling", "scaling", {}),
     "report": (_CLUSTER, "report", "report", {}),
     "crd": (_CLUSTER, "crd", "crd", {}),
+    "completion": (_LOCAL, "completion", "completion", {}),
     "operator": (_CONTAINERS, "operator_command", "operator", {}),
     # The loader reads its own options.
     "load": (
@@ -55,10 +57,14 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 
 
-def application(command: str | None = None) -> typer.Typer:
+def application(command: str | None = None, *, names_only: bool = False) -> typer.Typer:
     """Return the command line with one command, or with all if there is none of that name.
 
     ``--version`` needs none.
+
+    Args:
+        command: the name.
+        names_only: add the other commands by their names, without importing them.
     """
     app = typer.Typer(
         name="tritonpipe",
@@ -76,10 +82,17 @@ def application(command: str | None = None) -> typer.Typer:
         return app
     for name in [command] if command in _COMMANDS else _COMMANDS:
         panel, module, function, settings = _COMMANDS[name]
+        if names_only and name != command:
+            app.command(name)(_named)
+            continue
         app.command(name, rich_help_panel=panel, **settings)(
             getattr(importlib.import_module(f".{module}", __package__), function)
         )
     return app
+
+
+def _named() -> None:
+    """Stand for a command in the list of names."""
 
 
 def __getattr__(name: str) -> typer.Typer:
@@ -96,8 +109,8 @@ def root(
 ) -> None:
     """Run NVIDIA Triton ensembles (tokenizer, model, postprocess) as a Kubernetes resource.
 
-    The resource is an InferencePipeline. Exit codes: 0 success, 1 the resource is not valid,
-    2 wrong usage, 3 a cluster, a server or a download failed.
+    The resource is an InferencePipeline. Exit codes: 0 success, 1 the resource is not valid or the
+    pipeline is not ready, 2 wrong usage, 3 a cluster, a server or a download failed.
     """
     if version:
         typer.echo(triton_pipelines.__version__)
@@ -107,10 +120,12 @@ def root(
 def main() -> None:
     """Run the command line; print an error as one message and exit with its code."""
     tolerate_encoding()
+    if (words := command_to_complete()) is not None:
+        complete(application(words, names_only=True))
     called = Path(sys.argv[0]).name
     try:
         application(sys.argv[1] if len(sys.argv) > 1 else None)(
-            prog_name="kubectl tritonpipe" if called == PLUGIN else "tritonpipe"
+            prog_name="kubectl tritonpipe" if called == PLUGIN else PROGRAM
         )
     except CommandError as failure:
         typer.echo(f"tritonpipe: {failure}", err=True)

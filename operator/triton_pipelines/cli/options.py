@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,31 @@ SubstituteRunner = Annotated[
         "operator's option; repeatable.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRenderOptions:
+    """Options of the operator that decide what is rendered."""
+
+    operator_config: OperatorConfigFile = None
+    """``None``: no file; the other options take precedence over it."""
+    server_image: ServerImage = None
+    """``None``: the operator's default."""
+    loader_image: LoaderImage = None
+    """``None``: the operator's default."""
+    source_map: SourceMaps = None
+    """Rules for other places of sources."""
+    substitute_runner: SubstituteRunner = None
+    """Platforms on the CPU fallback backend."""
+    operator_namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")
+    ] = None
+    """``None``: the operator's default."""
+
+    def render_options(self) -> Options:
+        """Return the render options of an operator that has these options."""
+        flags = {item.name: getattr(self, item.name) for item in fields(self)}
+        return operator_options(flags.pop("operator_config"), **flags)
 
 
 def operator_options(

@@ -6,12 +6,15 @@ import io
 import os
 import sys
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from .errors import EXIT_USAGE, CommandError
+
+# Only commands with tables wait for the import.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 # Tables only take the width that they need; a pipe has no edge at which to fold them.
 PIPE_COLUMNS = 400
@@ -23,6 +26,8 @@ def console() -> Console:
 
     Lines are not folded in a pipe.
     """
+    from rich.console import Console
+
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if folded else PIPE_COLUMNS, highlight=False)
 
@@ -32,6 +37,9 @@ def print_wide(part: Table | Text) -> None:
 
     A table keeps its width on a narrower terminal: folded lines can be read, cut numbers cannot.
     """
+    from rich.console import Console
+    from rich.table import Table
+
     page = console()
     if isinstance(part, Table):
         page = Console(

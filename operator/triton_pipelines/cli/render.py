@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,21 +20,17 @@ from triton_pipelines.tools.importer import AMBIGUOUS
 
 from .documents import load_pipeline, padding_line
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
-from .options import (
-    LoaderImage,
-    OperatorConfigFile,
-    ServerImage,
-    SourceMaps,
-    SubstituteRunner,
-    operator_options,
-)
+from .option_groups import expand_options
+from .options import OperatorRenderOptions
 from .shared_options import PipelineFile
 
 KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
 
 
+@expand_options
 def render_files(
     file: PipelineFile,
+    operator: OperatorRenderOptions,
     repository: Annotated[
         Path | None,
         typer.Option(
@@ -45,14 +42,6 @@ def render_files(
         bool,
         typer.Option("--manifests", help="Print the Kubernetes objects as YAML for kubectl."),
     ] = False,
-    operator_config: OperatorConfigFile = None,
-    server_image: ServerImage = None,
-    loader_image: LoaderImage = None,
-    source_map: SourceMaps = None,
-    substitute_runner: SubstituteRunner = None,
-    operator_namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")
-    ] = None,
 ) -> None:
     """Show what the operator renders from a resource, byte for byte.
 
@@ -61,14 +50,7 @@ def render_files(
 
     Exit codes: 1 the resource is not valid, 2 wrong usage.
     """
-    options = operator_options(
-        operator_config,
-        server_image=server_image,
-        loader_image=loader_image,
-        source_map=source_map,
-        substitute_runner=substitute_runner,
-        operator_namespace=operator_namespace,
-    )
+    options = operator.render_options()
     pipeline, graph = load_pipeline(file, options)
     try:
         revision = render(pipeline, graph, options)
@@ -85,21 +67,24 @@ def render_files(
     if repository is not None or not manifests:
         _print_source_files(graph)
     if manifests:
-        objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
-        typer.echo(
-            yaml.dump_all(
-                objects,
-                Dumper=_ManifestDumper,
-                explicit_start=True,
-                sort_keys=False,
-                allow_unicode=True,
-                width=140,
-            ),
-            nl=False,
-        )
+        _print_manifests(first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER))
     elif repository is None:
         for path, content in revision.files.items():
             typer.echo(f"# {path}\n{content}")
+
+
+def _print_manifests(objects: Iterable[dict[str, Any]]) -> None:
+    typer.echo(
+        yaml.dump_all(
+            objects,
+            Dumper=_ManifestDumper,
+            explicit_start=True,
+            sort_keys=False,
+            allow_unicode=True,
+            width=140,
+        ),
+        nl=False,
+    )
 
 
 def _print_source_files(graph: Graph) -> None:

@@ -23,9 +23,9 @@ from triton_pipelines.tools.loadgen.plots import Chart, LimitLine, PlotError, Po
 from triton_pipelines.tools.report import ReportData, page
 
 from .documents import check_resource
+from .explain import explanation_document
 from .options import OperatorConfigFile, operator_options
 from .output import check_writable, write_file
-from .scaling import explanation_document
 from .shared_options import Context, Kubeconfig, Namespace
 from .status import StatusQuery, context_namespace, poll_pipelines
 

@@ -62,7 +62,7 @@ def check_absent(output: Path | None) -> None:
     """Refuse an existing file, before any long work."""
     if output is not None and output.exists():
         raise CommandError(
-            f"--output: {output} already exists; remove it, or choose another name", EXIT_USAGE
+            f"--output-file: {output} already exists; remove it, or choose another name", EXIT_USAGE
         )
 
 
@@ -84,7 +84,7 @@ def write_resource(
         typer.echo(text, nl=False)
         sys.stdout.flush()
     else:
-        write_file(output, text, "--output")
+        write_file(output, text, "--output-file")
     for finding in checked.findings:
         typer.echo(f"{checked.label}: error: {finding}", err=True)
     for warning in checked.warnings:

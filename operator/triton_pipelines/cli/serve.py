@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -13,12 +13,15 @@ import typer
 from triton_pipelines.api.names import PORT_GRPC, PORT_HTTP, PORT_METRICS
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.advisories import describe_advisories, release_of_version
-from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.example_request import public_shape, wire_type
+from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.triton.local_server import LOOPBACK, LocalTriton
 
 from .errors import CommandError
-from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
+from .local_options import LocalServerOptions
 from .local_pipeline import LocalPipeline, StoppedBySignal, raise_on_signals, serve_locally
+from .model_metadata import TensorMetadata
+from .option_groups import expand_options
 from .shared_options import PipelineFile
 from .trial_inference import trial_inference_error
 
@@ -27,25 +30,19 @@ LOG_LINES = 15
 _REQUEST_SECONDS = 5.0
 
 
+def _port(name: str) -> Any:
+    return typer.Option(
+        min=0, max=65535, metavar="PORT", help=f"{name} port; 0 selects a free port."
+    )
+
+
+@expand_options
 def serve(
     file: PipelineFile,
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 selects a free port."),
-    ] = PORT_HTTP,
-    grpc_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 selects a free port."),
-    ] = PORT_GRPC,
-    metrics_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Metrics port; 0 selects a free port."),
-    ] = PORT_METRICS,
-    source_map: SourceMapRules = None,
-    mounts: Mounts = None,
-    folder: Folder = None,
-    log: Log = None,
-    deadline: Deadline = 120.0,
+    local: LocalServerOptions,
+    port: Annotated[int, _port("HTTP")] = PORT_HTTP,
+    grpc_port: Annotated[int, _port("gRPC")] = PORT_GRPC,
+    metrics_port: Annotated[int, _port("Metrics")] = PORT_METRICS,
 ) -> None:
     """Serve a pipeline on this machine with a real Triton, on CPU, without a cluster.
 
@@ -61,13 +58,7 @@ def serve(
         with (
             raise_on_signals() as check_stopped,
             serve_locally(
-                file,
-                source_map or [],
-                ports=ports,
-                mounts=mounts,
-                folder=folder,
-                log=log,
-                deadline=deadline,
+                file, local.source_map or [], ports=ports, **local.of_the_server()
             ) as running,
         ):
             serving = True
@@ -134,10 +125,12 @@ def _print_addresses(running: LocalPipeline) -> None:
     """Print where the pipeline is served, its tensors, and a command to try it."""
     graph, server = running.graph, running.server
     inputs = ", ".join(
-        f"{tensor} (optional)" if tensor.name in graph.optional_inputs else str(tensor)
+        f"{_public(tensor, graph)} (optional)"
+        if tensor.name in graph.optional_inputs
+        else _public(tensor, graph)
         for tensor in graph.inputs
     )
-    outputs = ", ".join(str(output.tensor) for output in graph.outputs)
+    outputs = ", ".join(_public(output.tensor, graph) for output in graph.outputs)
     address = f"{server.http_url}/v2/models/{graph.model_name}"
     padding = f"  padding {graph.padding}\n" if graph.padding else ""
     typer.echo(
@@ -151,6 +144,12 @@ def _print_addresses(running: LocalPipeline) -> None:
         f"try: tritonpipe infer {address} {_example_arguments(graph)}\n"
         "Ctrl-C to stop"
     )
+
+
+def _public(tensor: Tensor, graph: Graph) -> str:
+    """Return a tensor as clients see it, in the notation of all commands."""
+    shape = public_shape(tensor, graph)
+    return str(TensorMetadata(tensor.name, wire_type(tensor.data_type), shape))
 
 
 def _example_arguments(graph: Graph) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,30 +25,21 @@ from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
-from .cluster_output import Output, OutputFormat, print_change, structured, table
 from .errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_USAGE, CommandError
+from .option_groups import expand_options
 from .output import console, shorten
-from .shared_options import Context, Kubeconfig, Namespace
+from .result_output import print_change, structured, table
+from .shared_options import ClusterOptions, OutputFormat, PipelineName
 
 DEFAULT_NAMESPACE = "default"
 WATCH_SECONDS = 2.0
 """Interval of --watch."""
 
 
+@expand_options
 def status(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Name of the pipeline. Default: list all pipelines."),
-    ] = None,
-    namespace: Namespace = None,
-    everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="List the pipelines of all namespaces.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Watch for changes; Ctrl-C to stop.")
-    ] = False,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    cluster: ClusterOptions,
+    name: PipelineName = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Wait until the current generation of the pipeline is ready."),
@@ -55,7 +47,6 @@ def status(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Maximum time for --wait.")
     ] = 300.0,
-    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the status of a pipeline: conditions, pods, steps, endpoints, sources and warnings.
 
@@ -64,25 +55,15 @@ def status(
     Exit codes: 0 the pipeline is ready (or a list or a watch was printed), 1 it is not ready,
     2 it does not exist, 3 the cluster cannot be reached.
     """
-    if name is not None and everywhere:
-        raise CommandError("--all-namespaces cannot be combined with NAME; omit NAME", EXIT_USAGE)
-    if wait and (name is None or watch):
+    if wait and (name is None or cluster.watch):
         raise CommandError("--wait needs NAME and cannot be combined with --watch", EXIT_USAGE)
-    # Warnings of the client repeat what our own message says.
-    logging.getLogger("kubernetes").setLevel(logging.ERROR)
-    path = str(kubeconfig) if kubeconfig else None
-    query = StatusQuery(
-        None if everywhere else namespace or context_namespace(path, context), name, path, context
-    )
-    try:
-        if watch:
-            asyncio.run(_watch(query, output))
+    query = pipeline_query(name, cluster)
+    with exit_on_interrupt(cluster):
+        if cluster.watch:
+            asyncio.run(_watch(query, cluster.output))
             return
         pipelines = asyncio.run(_once(query, timeout if wait else None))
-    except KeyboardInterrupt:
-        # Ctrl-C is how a watch ends.
-        raise typer.Exit(0 if watch else 128 + signal.SIGINT) from None
-    typer.echo(_format(query, pipelines, output), nl=False)
+    typer.echo(_format(query, pipelines, cluster.output), nl=False)
     if name is not None and not is_ready(pipelines[0]):
         raise typer.Exit(EXIT_NOT_READY)
 
@@ -99,6 +80,34 @@ class StatusQuery:
     """``None``: the default file."""
     context: str | None
     """``None``: the current context."""
+
+
+def pipeline_query(name: str | None, cluster: ClusterOptions) -> StatusQuery:
+    """Return which pipelines the options name.
+
+    Raises:
+        CommandError: a name in all namespaces is not one pipeline.
+    """
+    if name is not None and cluster.everywhere:
+        raise CommandError("--all-namespaces cannot be combined with NAME; omit NAME", EXIT_USAGE)
+    # Warnings of the client repeat what our own message says.
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)
+    path = str(cluster.kubeconfig) if cluster.kubeconfig else None
+    namespace = (
+        None
+        if cluster.everywhere
+        else cluster.namespace or context_namespace(path, cluster.context)
+    )
+    return StatusQuery(namespace, name, path, cluster.context)
+
+
+@contextlib.contextmanager
+def exit_on_interrupt(cluster: ClusterOptions) -> Iterator[None]:
+    """End the command on Ctrl-C, which is how a watch ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(0 if cluster.watch else 128 + signal.SIGINT) from None
 
 
 async def _once(query: StatusQuery, wait_seconds: float | None) -> list[dict[str, Any]]:
@@ -146,9 +155,14 @@ def _format(query: StatusQuery, pipelines: list[dict[str, Any]], output: OutputF
         elif pipelines:
             _print_list(pipelines, page, everywhere=query.namespace is None, wide=wide)
         else:
-            place = f"namespace {query.namespace}" if query.namespace else "any namespace"
-            page.print(f"no pipelines found in {place}")
+            page.print(no_pipelines(query))
     return captured.get()
+
+
+def no_pipelines(query: StatusQuery) -> str:
+    """Return what is said about an empty list."""
+    place = f"namespace {query.namespace}" if query.namespace else "any namespace"
+    return f"no pipelines found in {place}"
 
 
 def _identity(pipeline: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -46,15 +47,32 @@ def is_grpc(url: str) -> bool:
     return urlsplit(url).scheme in (GRPC, GRPCS)
 
 
-def client_tls(
-    url: str, cacert: Path | None, cert: Path | None, key: Path | None, servername: str
-) -> ClientTls | None:
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """Certificates for gRPC with TLS."""
+
+    cacert: CaCert = None
+    """``None``: public certificate authorities."""
+    cert: Cert = None
+    """``None``: the client has no certificate."""
+    key: Key = None
+    """Key of ``cert``."""
+    servername: ServerName = ""
+    """Empty: the host of the address."""
+
+
+def client_tls(url: str, tls: TlsOptions) -> ClientTls | None:
     """Return how to connect to an address of gRPC with TLS; ``None`` for other addresses.
 
     Raises:
         CommandError: an option does not fit the address, or a file cannot be read.
     """
-    given = {"--cacert": cacert, "--cert": cert, "--key": key, "--servername": servername}
+    given = {
+        "--cacert": tls.cacert,
+        "--cert": tls.cert,
+        "--key": tls.key,
+        "--servername": tls.servername,
+    }
     used = [name for name, value in given.items() if value]
     if urlsplit(url).scheme != GRPCS:
         if used:
@@ -62,10 +80,13 @@ def client_tls(
                 f"{', '.join(used)}: only valid with an address grpcs://HOST:PORT", EXIT_USAGE
             )
         return None
-    if (cert is None) != (key is None):
+    if (tls.cert is None) != (tls.key is None):
         raise CommandError("--cert and --key are only valid together", EXIT_USAGE)
     return ClientTls(
-        _read("--cacert", cacert), _read("--cert", cert), _read("--key", key), servername
+        _read("--cacert", tls.cacert),
+        _read("--cert", tls.cert),
+        _read("--key", tls.key),
+        tls.servername,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph
@@ -33,22 +31,23 @@ from triton_pipelines.tools.tuner import tune as run
 
 from .cluster_tuning import check_options, tuning_commands
 from .documents import STANDARD_INPUT, load_pipeline, parse_pipeline
-from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, CommandError
-from .local_options import Mounts
+from .errors import EXIT_FAILED, EXIT_FINDINGS, CommandError
 from .local_pipeline import StoppedBySignal, raise_on_signals, serve_locally
-from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
+from .option_groups import expand_options
+from .options import operator_options
 from .output import check_writable
 from .plot_output import check_plottable
 from .shared_options import PipelineFile
 from .tune_options import (
+    ClusterRunOptions,
+    MeasurementOptions,
+    TunedServerOptions,
     check_finite,
     check_rows,
     check_server_options,
     given_options,
     read_control_key,
-    read_texts,
     source_map_of_environment,
-    text_lengths,
 )
 from .tune_report import (
     TuneOutput,
@@ -56,73 +55,16 @@ from .tune_report import (
 )
 
 
+@expand_options
 def tune(
     context: typer.Context,
     file: PipelineFile,
-    in_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--in-cluster",
-            help="Print the command that starts a run in the cluster;"
-            " FILE is the pipeline's name there.",
-        ),
-    ] = False,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace", "-n", metavar="NAME", help="With --in-cluster: the pipeline's namespace."
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="gRPC address of a Triton server that serves this pipeline without other "
-            "traffic. Default: serve it on this machine.",
-        ),
-    ] = None,
-    control_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --server: file with the key of its control API, if that is restricted.",
-        ),
-    ] = None,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Longer runs, more points, more repeats.")
-    ] = False,
-    slo: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            min=1,
-            help="Target p99 latency, in milliseconds. Default: spec.slo.p99Milliseconds.",
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            min=0.1,
-            help="Request rate (per second) to compare settings at."
-            " Default: the highest that the pipeline sustains.",
-        ),
-    ] = None,
-    texts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts of real traffic, one per line.")
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="median=N,sigma=X,cap=N",
-            help="Lengths of generated texts, in tokens."
-            " Default: median=32,sigma=0.6, up to maxLength.",
-        ),
-    ] = None,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows (texts) per request.")] = 1,
+    in_cluster: ClusterRunOptions,
+    measurement: MeasurementOptions,
+    server: TunedServerOptions,
     output: Annotated[
         TuneOutput,
-        typer.Option("--output", "-o", help="Format of the report; yaml prints only the patch."),
+        typer.Option("--output", "-o", help="Format of the report; patch prints only the patch."),
     ] = TuneOutput.TABLE,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the throughput-latency curve as SVG.")
@@ -133,24 +75,6 @@ def tune(
             metavar="FILE", help="Write the report as JSON, in the format of status.tuning."
         ),
     ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=1, help="Duration of a measurement. Default: 16, thorough 60."
-        ),
-    ] = None,
-    cores: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            min=0.5,
-            help="CPU cores that the server can use. Default: all cores of this machine.",
-        ),
-    ] = None,
-    source_map: SourceMaps = None,
-    mounts: Mounts = None,
-    operator_config: OperatorConfigFile = None,
-    substitute_runner: SubstituteRunner = None,
 ) -> None:
     """Measure a pipeline, choose its batching for the SLO, verify it and print a patch.
 
@@ -160,59 +84,41 @@ def tune(
     Exit codes: 0 measured, whether or not a better setting was verified; 1 the resource is not
     valid, 2 wrong usage, 3 the server failed.
     """
-    if in_cluster:
+    if in_cluster.in_cluster:
         check_options(given_options(context))
-        typer.echo(tuning_commands(str(file), namespace, thorough, dt.datetime.now(dt.UTC)))
-        return
-    if namespace is not None:
-        raise CommandError(
-            "--namespace: only valid with --in-cluster; a pipeline that is served on this "
-            "machine has no namespace",
-            EXIT_USAGE,
+        typer.echo(
+            tuning_commands(str(file), in_cluster, measurement.thorough, dt.datetime.now(dt.UTC))
         )
-    check_finite({"--slo": slo, "--rate": rate, "--seconds": seconds, "--cores": cores})
-    check_server_options(server, control_key_file, mounts, texts, lengths)
+        return
+    in_cluster.check_unused()
+    check_finite(measurement)
+    check_server_options(server, measurement)
     check_plottable(plot, "--plot")
     check_writable(report_file, "--report-file")
-    settings = TuningOptions(
-        mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
-        slo_ms=slo,
-        rate=rate,
-        texts=read_texts(texts),
-        lengths=text_lengths(lengths),
-        rows=rows,
-        cores=cores or float(os.cpu_count() or 1),
-        seconds=seconds,
-    )
+    report = _measure(file, measurement.settings(), server)
+    write_report(report, output, plot, report_file)
+
+
+def _measure(file: Path, settings: TuningOptions, server: TunedServerOptions) -> TuningReport:
+    """Tune the pipeline on the server of the options, or on one of this machine."""
     notices: list[str] = []
-    with _exit_codes(server, notices):
+    with _exit_codes(server.server, notices):
         if str(file) != STANDARD_INPUT:
             # Checked before anything is fetched and started.
             pipeline = parse_pipeline(file)
             slo_and_latency_budget(pipeline, settings)
-            check_rows(pipeline, rows)
+            check_rows(pipeline, settings.rows)
         with raise_on_signals():
-            if server is not None:
-                options = operator_options(
-                    operator_config, source_map=source_map, substitute_runner=substitute_runner
-                )
-                report = _tune_server(
-                    server,
-                    read_control_key(control_key_file),
-                    file,
-                    options,
-                    settings,
-                    notices.append,
-                )
-            else:
-                report = _tune_locally(
-                    file,
-                    source_map or source_map_of_environment(),
-                    mounts,
-                    settings,
-                    notices.append,
-                )
-    write_report(report, output, plot, report_file)
+            if server.server is None:
+                source_map = server.source_map or source_map_of_environment()
+                return _tune_locally(file, source_map, server.mounts, settings, notices.append)
+            options = operator_options(
+                server.operator_config,
+                source_map=server.source_map,
+                substitute_runner=server.substitute_runner,
+            )
+            key = read_control_key(server.control_key_file)
+            return _tune_server(server.server, key, file, options, settings, notices.append)
 
 
 @contextlib.contextmanager

@@ -1,45 +1,192 @@
-"""Check and read the options of ``tritonpipe tune``."""
+"""Options of ``tritonpipe tune``, with their checks."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.model_step import max_batch_size
 from triton_pipelines.tools.loadgen import TextLengths, TextsError, read_lines
+from triton_pipelines.tools.tuner import TuningOptions
 
 from .errors import EXIT_USAGE, CommandError
+from .local_options import Mounts
+from .options import OperatorConfigFile, SourceMaps, SubstituteRunner
+from .shared_options import Namespace
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@\[\]]+):[0-9]{1,5}")
 
 
-def check_finite(numbers: dict[str, float | None]) -> None:
-    """Refuse infinities and NaN. ``numbers``: values by option."""
-    for option, number in numbers.items():
+@dataclass(frozen=True, slots=True)
+class ClusterRunOptions:
+    """Options of a run in the cluster."""
+
+    in_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--in-cluster",
+            help="Print the command that starts a run in the cluster;"
+            " FILE is the pipeline's name there.",
+        ),
+    ] = False
+    """Whether the run is one in the cluster."""
+    namespace: Namespace = None
+    """``None``: that of the context."""
+    kube_context: Annotated[
+        str | None,
+        typer.Option(
+            "--context", metavar="NAME", help="kubeconfig context. Default: the current context."
+        ),
+    ] = None
+    """``None``: the current context."""
+
+    def check_unused(self) -> None:
+        """Refuse the options in a run that is none in the cluster."""
+        for option, value in (("--namespace", self.namespace), ("--context", self.kube_context)):
+            if value is not None:
+                raise CommandError(
+                    f"{option}: only valid with --in-cluster; this run reads no cluster", EXIT_USAGE
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class TunedServerOptions:
+    """Options of the server that is measured."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="gRPC address of a Triton server that serves this pipeline without other "
+            "traffic. Default: serve it on this machine.",
+        ),
+    ] = None
+    """``None``: the pipeline is served here."""
+    control_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --server: file with the key of its control API, if that is restricted.",
+        ),
+    ] = None
+    """``None``: the control API is not restricted."""
+    source_map: SourceMaps = None
+    """Rules for other places of sources."""
+    mounts: Mounts = None
+    """``None``: no files are mounted."""
+    operator_config: OperatorConfigFile = None
+    """Options of the operator behind ``server``."""
+    substitute_runner: SubstituteRunner = None
+    """Platforms that run on the CPU fallback backend of ``server``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementOptions:
+    """Options of what is measured, and for how long."""
+
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Longer runs, more points, more repeats.")
+    ] = False
+    """Whether the mode is Thorough."""
+    slo: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=1,
+            help="Target p99 latency, in milliseconds. Default: spec.slo.p99Milliseconds.",
+        ),
+    ] = None
+    """``None``: that of the resource."""
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.1,
+            help="Request rate (per second) to compare settings at."
+            " Default: the highest that the pipeline sustains.",
+        ),
+    ] = None
+    """``None``: the highest that the pipeline sustains."""
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Texts of real traffic, one per line.")
+    ] = None
+    """``None``: generated texts."""
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="median=N,sigma=X,cap=N",
+            help="Lengths of generated texts, in tokens."
+            " Default: median=32,sigma=0.6, up to maxLength.",
+        ),
+    ] = None
+    """Lengths of generated texts."""
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows (texts) per request.")] = 1
+    """Rows per request."""
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=1, help="Duration of a measurement. Default: 16, thorough 60."
+        ),
+    ] = None
+    """``None``: that of the mode."""
+    cores: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.5,
+            help="CPU cores that the server can use. Default: all cores of this machine.",
+        ),
+    ] = None
+    """``None``: all cores of this machine."""
+
+    def settings(self) -> TuningOptions:
+        """Return the settings of a run.
+
+        Raises:
+            CommandError: a file cannot be read, or the lengths are malformed.
+        """
+        return TuningOptions(
+            mode=TuningMode.THOROUGH if self.thorough else TuningMode.QUICK,
+            slo_ms=self.slo,
+            rate=self.rate,
+            texts=read_texts(self.texts),
+            lengths=text_lengths(self.lengths),
+            rows=self.rows,
+            cores=self.cores or float(os.cpu_count() or 1),
+            seconds=self.seconds,
+        )
+
+
+def check_finite(measurement: MeasurementOptions) -> None:
+    """Refuse infinities and NaN."""
+    for option, number in (
+        ("--slo", measurement.slo),
+        ("--rate", measurement.rate),
+        ("--seconds", measurement.seconds),
+        ("--cores", measurement.cores),
+    ):
         if number is not None and not math.isfinite(number):
             raise CommandError(f"{option}: {number} is not a finite number", EXIT_USAGE)
 
 
-def check_server_options(
-    server: str | None,
-    control_key_file: Path | None,
-    mounts: Path | None,
-    texts: Path | None,
-    lengths: str | None,
-) -> None:
+def check_server_options(target: TunedServerOptions, measurement: MeasurementOptions) -> None:
     """Refuse options that contradict each other."""
-    if texts is not None and lengths is not None:
+    server = target.server
+    if measurement.texts is not None and measurement.lengths is not None:
         raise CommandError(
             "--lengths: sets the lengths of generated texts, but --texts provides real "
             "texts; omit one of them",
             EXIT_USAGE,
         )
-    if server is not None and mounts:
+    if server is not None and target.mounts:
         raise CommandError(
             "--mounts: only valid for a pipeline that is served on this machine; the "
             "server at --server already has its files",
@@ -51,7 +198,7 @@ def check_server_options(
             " 127.0.0.1:8001",
             EXIT_USAGE,
         )
-    if control_key_file is not None and server is None:
+    if target.control_key_file is not None and server is None:
         raise CommandError(
             "--control-key-file: only valid with --server; a pipeline that is served on "
             "this machine has no key",

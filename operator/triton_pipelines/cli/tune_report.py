@@ -23,14 +23,18 @@ from triton_pipelines.tools.tuner import (
 
 from .errors import EXIT_FAILED, CommandError
 from .output import print_wide, write_file
+from .result_output import print_document
+from .shared_options import OutputFormat
 
 
 class TuneOutput(StrEnum):
-    """Format of the printed report."""
+    """Format of the printed report: kubectl's, and the recommended patch alone."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
+    PATCH = "patch"
 
 
 def write_report(
@@ -45,14 +49,14 @@ def write_report(
         write_file(plot, svg(chart(report)), "--plot")
     if not report.ended:  # that file is a result; an interrupted run has none
         write_file(report_file, json.dumps(status_of(report)), "--report-file")
-    if output is TuneOutput.YAML:
+    if output is TuneOutput.PATCH:
         if report.inconclusive:
             typer.echo(report.message, err=True)
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
-    elif output is TuneOutput.JSON:
-        typer.echo(json.dumps(report_document(report), indent=1, allow_nan=False))
-    else:
+    elif output in (TuneOutput.TABLE, TuneOutput.WIDE):
         _print(report)
+    else:
+        print_document(report_document(report), OutputFormat(output))
     if report.ended:
         raise CommandError(
             f"ended after {len(report.points)} points, shown above: {report.ended}", EXIT_FAILED

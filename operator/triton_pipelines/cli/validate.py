@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,8 @@ from triton_pipelines.compile.graph import Options
 from .documents import CheckedResource, check_resource, padding_line, read_documents, unpinned_line
 from .errors import EXIT_FINDINGS, CommandError
 from .options import OperatorConfigFile, ServerImage, operator_options
+from .result_output import print_document
+from .shared_options import Output, OutputFormat
 
 _NAMED_TWICE = Finding(
     "metadata.name",
@@ -33,6 +36,7 @@ def validate(
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     server_image: ServerImage = None,
     operator_config: OperatorConfigFile = None,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Check resources without a cluster: report all that the API server or the operator rejects.
 
@@ -42,42 +46,67 @@ def validate(
     Exit codes: 0 valid, 1 errors, 2 a file cannot be read.
     """
     options = operator_options(operator_config, server_image=server_image)
-    code = 0
+    code, documents = 0, []
     for path in files:
         try:
-            invalid = _check_file(path, options, strict)
+            for checked in _check_file(path, options):
+                if output.is_table:
+                    typer.echo("\n".join(_lines(checked, wide=output is OutputFormat.WIDE)))
+                documents.append(_document(path, checked))
+                if checked.findings or (strict and checked.warnings):
+                    code = max(code, EXIT_FINDINGS)
         except CommandError as failure:
             typer.echo(f"tritonpipe: {failure}", err=True)
             code = max(code, failure.code)
-        else:
-            code = max(code, EXIT_FINDINGS if invalid else 0)
+    if not output.is_table:
+        print_document(documents, output)
     if code:
         raise typer.Exit(code)
 
 
-def _check_file(path: Path, options: Options, strict: bool) -> bool:
-    """Print findings and warnings of a file; return whether it is invalid."""
-    invalid, seen = False, set[tuple[str, str]]()
+def _check_file(path: Path, options: Options) -> Iterator[CheckedResource]:
+    """Yield the checked resources of a file; a name that occurs twice is a finding."""
+    seen = set[tuple[str, str]]()
     for label, document in read_documents(path):
         checked = check_resource(label, document, options)
-        findings = list(checked.findings)
         if checked.pipeline is not None:
             key = checked.pipeline.namespace, checked.pipeline.name
             if key in seen:
-                findings.append(_NAMED_TWICE)
+                checked = replace(checked, findings=(*checked.findings, _NAMED_TWICE))
             seen.add(key)
+        yield checked
+
+
+def _lines(checked: CheckedResource, *, wide: bool) -> Iterator[str]:
+    """Yield the results for people; wide lines end with the code of the finding."""
+    for kind, findings in (("error", checked.findings), ("warning", checked.warnings)):
         for finding in findings:
-            typer.echo(f"{label}: error: {finding}")
-        for warning in checked.warnings:
-            typer.echo(f"{label}: warning: {warning}")
-        for note in _notes(checked):
-            typer.echo(f"{label}: {note}")
-        if not findings:
-            count = len(checked.warnings)
-            suffix = f", {count} warning{'s' if count > 1 else ''}" if count else ""
-            typer.echo(f"{label}: valid{suffix}")
-        invalid |= bool(findings) or (strict and bool(checked.warnings))
-    return invalid
+            code = f" [{finding.code}]" if wide and finding.code else ""
+            yield f"{checked.label}: {kind}: {finding}{code}"
+    for note in _notes(checked):
+        yield f"{checked.label}: {note}"
+    if not checked.findings:
+        count = len(checked.warnings)
+        suffix = f", {count} warning{'s' if count > 1 else ''}" if count else ""
+        yield f"{checked.label}: valid{suffix}"
+
+
+def _document(path: Path, checked: CheckedResource) -> dict[str, Any]:
+    """Return the results of one resource for programs."""
+    pipeline = checked.pipeline
+    return {
+        "file": str(path),
+        "namespace": pipeline.namespace if pipeline else None,
+        "name": pipeline.name if pipeline else None,
+        "valid": not checked.findings,
+        "errors": [_finding(item) for item in checked.findings],
+        "warnings": [_finding(item) for item in checked.warnings],
+        "notes": list(_notes(checked)),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    return {"path": finding.path, "message": finding.message, "code": str(finding.code)}
 
 
 def _notes(checked: CheckedResource) -> Iterator[str]:

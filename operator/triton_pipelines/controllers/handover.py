@@ -56,6 +56,8 @@ class ScalingView:
     """Reason why metrics are not usable (MetricsMissing …); empty if they are."""
     action_failure: str = ""
     """Why the last change failed; empty if it did not."""
+    at: float | None = None
+    """Time of the decision, Unix seconds."""
 
 
 @dataclass(slots=True)

@@ -219,6 +219,10 @@ def scaling_status(view: ScalingView, before: Mapping[str, Any]) -> dict[str, An
         result["lastScaleTime"] = history[0]["time"]
     if figures:
         result["figures"] = [{"step": step, **values} for step, values in figures.items()]
+        changed = result["figures"] != before.get("figures")
+        at = _time(view.at) if changed and view.at is not None else before.get("figuresTime")
+        if at is not None:
+            result["figuresTime"] = at
     return result
 
 

@@ -260,7 +260,7 @@ def test_the_quickstart_corrects_its_guess_and_serves(folder: Path) -> None:
 
 SAMPLES = {
     tuple(fence.text.splitlines()[:2])
-    for page in ("bench", "cli", "tuning")
+    for page in ("bench", "cli-measuring", "cli-serving", "tuning")
     for fence in markdown.fences(markdown.ROOT / f"docs/user/{page}.md")
     if "make --silent models" in fence.text
 }

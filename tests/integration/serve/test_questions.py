@@ -150,7 +150,7 @@ async def test_an_example_of_every_type_arrives_as_written(tmp_path: Path) -> No
             "--input=STRING=a",
             "--input=STRING=\u00e9",
             f"--input-file=FP32={tmp_path}/fp32.npy",
-            "--json",
+            "--output=json",
         )
         assert answer.returncode == 0, answer.stderr
         (output,) = json.loads(answer.stdout)["outputs"]
@@ -259,7 +259,7 @@ async def test_an_entry_point_without_its_optional_input_and_without_a_batch_axi
     with serving(resource, tmp_path) as (running, parsed):
         looked = await ask(running, parsed)
         assert looked.healthy, looked
-        answer = run("infer", running.model_url, "a", "b", "--json")
+        answer = run("infer", running.model_url, "a", "b", "--output=json")
         assert answer.returncode == 0, answer.stderr
         (output,) = json.loads(answer.stdout)["outputs"]
         assert json.loads(output["data"][0]) == {"TEXT": ["object", [1, 2], ["a", "b"]]}

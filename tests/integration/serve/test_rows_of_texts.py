@@ -101,7 +101,9 @@ async def test_the_operator_finds_it_healthy(running: Served) -> None:
 
 
 def test_the_command_line_sends_one_text_per_row(running: Served) -> None:
-    done = run("infer", running.model_url, "--json", "--", *(text.decode() for text in TEXTS[:2]))
+    done = run(
+        "infer", running.model_url, "--output=json", "--", *(text.decode() for text in TEXTS[:2])
+    )
     assert done.returncode == 0, done.stderr
     (answer,) = (one for one in json.loads(done.stdout)["outputs"] if one["name"] == "LABEL")
     assert answer["shape"] == [2, 1]

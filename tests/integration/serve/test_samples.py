@@ -139,7 +139,7 @@ def http_without_binary(served: Served, rows: Sequence[str]) -> Answer:
 
 
 def tritonpipe_infer(served: Served, rows: Sequence[str]) -> Answer:
-    done = run("infer", served.model_url, "--json", "--", *rows)
+    done = run("infer", served.model_url, "--output=json", "--", *rows)
     assert done.returncode == 0, done.stderr
     return from_json(json.loads(done.stdout))
 

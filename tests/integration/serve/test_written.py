@@ -54,7 +54,7 @@ def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
         "init",
         f"--onnx={tmp_path / 'tiny' / 'model.onnx'}",
         f"--tokenizer={tmp_path / 'tiny'}",
-        f"--output={file}",
+        f"--output-file={file}",
     )
     assert made.returncode == 0, made.stderr
     hint = re.search(
@@ -98,7 +98,7 @@ def test_a_repository_of_a_hub(tmp_path: Path) -> None:
     with HubServer() as hub:
         hub.publish(MINILM, files)
         mapped = f"--source-map=hf://={hub.url}"
-        made = run("init", f"hf://{MINILM}", mapped, f"--output={file}", "--name=minilm")
+        made = run("init", f"hf://{MINILM}", mapped, f"--output-file={file}", "--name=minilm")
         assert made.returncode == 0, made.stderr
         rows = golden("embedding", 4, longest=SHORT)
         with served(file, mapped, log=tmp_path / "serve.log") as server:
@@ -120,7 +120,7 @@ def test_a_repository_that_serves(tmp_path: Path) -> None:
         check_answer("sentiment", rows, ask(server, [row["text"] for row in rows]))
     file = tmp_path / "again.yaml"
     repository = tmp_path / "first" / "models"
-    made = run("import", str(repository), f"--output={file}", "--strict")
+    made = run("import", str(repository), f"--output-file={file}", "--strict")
     assert made.returncode == 0, made.stderr
     hint = re.search(
         r"^to try it on this machine: tritonpipe serve \S+ (.*)$", made.stderr, re.MULTILINE
@@ -169,7 +169,7 @@ def test_an_unpacked_python_environment(tmp_path: Path) -> None:
         },
     )
     file = tmp_path / "marks.yaml"
-    made = run("import", str(folder), f"--output={file}", "--strict")
+    made = run("import", str(folder), f"--output-file={file}", "--strict")
     assert made.returncode == 0, made.stderr
     mapped = f"--source-map=pvc://replace-me/={folder.as_uri()}/"
     with served(file, mapped, log=tmp_path / "serve.log") as server:

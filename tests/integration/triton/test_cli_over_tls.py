@@ -47,7 +47,7 @@ def options(files: Path, authority: str = "ca.crt", host: str = HOST) -> list[st
 
 
 def test_infer_prints_the_answer(server: LocalTriton, files: Path) -> None:
-    done = run("infer", url(server), "the quick fox", "a dog", "--json", *options(files))
+    done = run("infer", url(server), "the quick fox", "a dog", "--output=json", *options(files))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["model_name"] == pipelines.ENSEMBLE

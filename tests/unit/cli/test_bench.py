@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from triton_pipelines.cli.bench_report import (
     COLUMNS,
     BenchReport,
     as_csv,
-    as_json,
+    bench_document,
     chart,
     plot,
     tables,
@@ -271,7 +270,7 @@ def test_csv_has_a_line_for_each_load() -> None:
 
 
 def test_json_has_every_run() -> None:
-    document = json.loads(as_json(report()))
+    document = bench_document(report())
     assert list(document) == [
         "version",
         "model",
@@ -307,7 +306,7 @@ def test_a_load_without_an_answer_is_printed_without_numbers(messages: Messages)
         0, math.nan, p50_s=math.nan, errors={"503: no": 9}, failed=9, requests=0, steps={}
     )
     found = report(points=[SweepResult(LoadSpec(concurrency=2), (silent,))], baseline={})
-    assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
+    assert bench_document(found)["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
     (warning,) = warnings_of(found)
     assert "503" in warning

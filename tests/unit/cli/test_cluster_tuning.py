@@ -18,8 +18,10 @@ from triton_pipelines.api.tuning import Tuning, TuningMode
 from triton_pipelines.cli.cluster_tuning import tuning_commands
 from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
 from triton_pipelines.cli.main import app
+from triton_pipelines.cli.tune_options import ClusterRunOptions
 
 NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
+NLP = ClusterRunOptions(in_cluster=True, namespace="nlp")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
 def test_the_command_patches_the_request_alone(thorough: bool, mode: TuningMode) -> None:
     said = [
         line
-        for line in tuning_commands("sentiment", "nlp", thorough, NOW).splitlines()
+        for line in tuning_commands("sentiment", NLP, thorough, NOW).splitlines()
         if not line.startswith("#")
     ]
     patch, follow = (shlex.split(line) for line in said)
@@ -50,14 +52,23 @@ def test_the_command_patches_the_request_alone(thorough: bool, mode: TuningMode)
     assert follow[:4] == ["kubectl", "get", "inferencepipeline", "sentiment"]
 
 
+def test_kubectl_gets_the_context() -> None:
+    done = CliRunner().invoke(app, ["tune", "sentiment", "--in-cluster", "--context", "east"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("sentiment --context east") == 2
+    refused = CliRunner().invoke(app, ["tune", str(SAMPLES / "sentiment.yaml"), "--context=east"])
+    assert isinstance(refused.exception, CommandError)
+    assert "--context: only valid with --in-cluster" in str(refused.exception)
+
+
 def test_without_a_namespace_kubectl_takes_its_own() -> None:
-    assert "--namespace" not in tuning_commands("sentiment", None, False, NOW)
+    assert "--namespace" not in tuning_commands("sentiment", ClusterRunOptions(), False, NOW)
 
 
 @pytest.mark.parametrize("name", ["sentiment.yaml", "./x", "a b", ""])
 def test_a_file_is_no_name(name: str) -> None:
     with pytest.raises(CommandError, match="--in-cluster"):
-        tuning_commands(name, None, False, NOW)
+        tuning_commands(name, ClusterRunOptions(), False, NOW)
 
 
 def test_the_option(messages: Messages) -> None:

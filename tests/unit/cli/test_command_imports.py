@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from triton_pipelines.cli import main as cli
 
+REPOSITORY = Path(__file__).parents[3]
 IMPORTED = (
     "import sys; from triton_pipelines.cli.main import application;"
     " application(sys.argv[1]); print(*sys.modules)"
@@ -19,14 +21,19 @@ IMPORTED = (
 
 
 def imported_for(command: str) -> set[str]:
+    return set(run_python(IMPORTED, command).split())
+
+
+def run_python(program: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTED, command],
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        check=True,
         timeout=60,
+        cwd=REPOSITORY,
     )
-    return set(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("command", ["load", "render", "validate", "serve", "status"])
@@ -47,8 +54,7 @@ def test_a_command_imports_no_other(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "heavy"),
     [
-        ("--version", {"pydantic", "yaml", "numpy", "jinja2"}),
-        ("validate", {"kubernetes", "aiohttp", "httpx", "onnx", "matplotlib", "tokenizers"}),
+        ("--version", {"pydantic", "yaml", "numpy", "jinja2", "rich"}),
         ("load", {"kubernetes", "aiohttp", "matplotlib", "tritonclient.grpc.aio"}),
         ("status", {"onnx", "tokenizers", "matplotlib"}),
     ],
@@ -57,6 +63,38 @@ def test_a_command_starts_without_libraries_that_it_does_not_call(
     command: str, heavy: set[str]
 ) -> None:
     assert not heavy & imported_for(command)
+
+
+def test_validate_runs_without_libraries_that_it_does_not_call() -> None:
+    """The command is run: an import in a function would otherwise not be seen."""
+    done = run_python(
+        "import sys; from triton_pipelines.cli.main import main\n"
+        "sys.argv[:] = ['tritonpipe', 'validate', 'manifests/samples/sentiment.yaml']\n"
+        "try: main()\nfinally: print(*sys.modules)"
+    )
+    imported = set(done.split())
+    assert "triton_pipelines.compile.render.render" in imported
+    assert (
+        not {
+            *("aiohttp", "grpc", "httpx", "kubernetes", "matplotlib", "ml_dtypes", "numpy"),
+            *("onnx", "rich", "tokenizers", "tritonclient.grpc"),
+        }
+        & imported
+    )
+
+
+def test_messages_of_the_client_library_are_those_of_validation() -> None:
+    """Whichever is imported first: Triton's client must accept and return the same messages."""
+    first, second = (
+        "from triton_pipelines.compile.model_config_proto import model_config_pb2 as own",
+        "from tritonclient.grpc import model_config_pb2 as library, service_pb2",
+    )
+    check = (
+        "assert own is library; config = own.ModelConfig(name='m')\n"
+        "assert service_pb2.ModelConfigResponse(config=config).config == config"
+    )
+    run_python(f"{first}\n{second}\n{check}")
+    run_python(f"{second}\n{first}\n{check}")
 
 
 def test_an_unknown_command_is_told_beside_all_others() -> None:

@@ -212,7 +212,7 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
         ["[bold]one", "0.2500 0.7500", "[red]"],
         ["-two", "1.0000 0.0000", "zwei"],
     ]
-    whole = json.loads(tritonpipe("infer", url, "a", "b", "--json").out)
+    whole = json.loads(tritonpipe("infer", url, "a", "b", "--output=json").out)
     assert [item["name"] for item in whole["outputs"]] == ["B", "A"]
 
 

@@ -47,7 +47,9 @@ def test_what_the_server_does_not_know_is_left_out(
 ) -> None:
     file = tmp_path / "detector.yaml"
     image = "--image=example.com/tritonserver:24.10-py3"
-    ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "-o", str(file))
+    ended = tritonpipe(
+        "import", str(REPOSITORIES / "accelerated"), image, "--output-file", str(file)
+    )
     assert ended.code == 0, ended.err
     assert "detector/config.pbtxt" in ended.err
     messages.check(ended.err)
@@ -59,7 +61,7 @@ def test_the_placeholder_is_named_by_validate(
     tritonpipe: Run, tmp_path: Path, messages: Messages
 ) -> None:
     file = tmp_path / "match.yaml"
-    ended = tritonpipe("import", str(REPOSITORIES / "branches"), "-o", str(file))
+    ended = tritonpipe("import", str(REPOSITORIES / "branches"), "--output-file", str(file))
     assert (ended.code, ended.out) == (0, "")
     assert str(file) in ended.err
     messages.check(ended.err)
@@ -232,7 +234,7 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
         ),
         ("versions", lambda _: ["--set=x"], "--set"),
         ("versions", lambda _: ["--source-uri=x"], "--source-uri"),
-        ("versions", lambda folder: ["-o", str(folder / RANK)], "already exists"),
+        ("versions", lambda folder: ["--output-file", str(folder / RANK)], "already exists"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -147,7 +147,7 @@ def test_what_no_resource_can_express_is_refused(
 ) -> None:
     file = tmp_path / "made.yaml"
     changes = replaced("bert/config.pbtxt", "KIND_GPU", "KIND_GPU count: 300")
-    ended = import_of(changes, "-o", str(file))
+    ended = import_of(changes, "--output-file", str(file))
     assert (ended.code, file.exists()) == (1, False)
     assert "spec.model.instances.count" in ended.err
     messages.check(ended.err)

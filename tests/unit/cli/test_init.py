@@ -75,10 +75,11 @@ class Model:
         )
 
     def spec(self, *options: str) -> dict[str, Any]:
-        """The spec of a run that ends well; `validate` has to say so as well."""
+        """The spec of a run that ends well; `validate --strict` has to say so as well."""
         ended = self.init(*options)
         assert ended.code == 0, ended.err
-        judged = self.tritonpipe("validate", "-", text=ended.out.encode())
+        addressed = ended.out.replace("pvc://replace-me/", "s3://models/")
+        judged = self.tritonpipe("validate", "--strict", "-", text=addressed.encode())
         assert judged.code == 0, judged.out
         spec: dict[str, Any] = yaml.safe_load(ended.out)["spec"]
         return spec
@@ -328,7 +329,13 @@ def test_a_model_without_text_needs_no_tokenizer(model: Model) -> None:
         "s3://models/images",
     )
     made = yaml.safe_load(ended.out)
-    assert (ended.code, made["metadata"]["name"], list(made["spec"])) == (0, "images", ["model"])
+    assert (ended.code, made["metadata"]["name"], list(made["spec"])) == (
+        0,
+        "images",
+        ["model", "health"],
+    )
+    assert model.tritonpipe("validate", "--strict", "-", text=ended.out.encode()).code == 0
+    assert "# LOOK: no file has an example of pixels" in ended.out
     assert made["spec"]["model"]["source"]["uri"] == "s3://models/images/model.onnx"
 
 
@@ -415,7 +422,7 @@ def _bad_json(model: Model) -> list[str]:
 
 def _taken(model: Model) -> list[str]:
     (model.folder / "taken.yaml").write_text("kept")
-    return [*_break()(model), "--output", str(model.folder / "taken.yaml")]
+    return [*_break()(model), "--output-file", str(model.folder / "taken.yaml")]
 
 
 @pytest.mark.parametrize(
@@ -476,7 +483,7 @@ def test_what_cannot_be_known_is_asked_for(
 
 def test_an_existing_file_is_kept_and_a_new_one_written(model: Model) -> None:
     path = model.folder / "topics.yaml"
-    assert model.write(LOGITS).init("--output", str(path)).out == ""
+    assert model.write(LOGITS).init("--output-file", str(path)).out == ""
     assert yaml.safe_load(path.read_text())["metadata"] == {"name": "topics"}
 
 

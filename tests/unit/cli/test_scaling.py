@@ -16,7 +16,7 @@ from tests.unit.cli.conftest import Run, Serve, response
 from tests.unit.cli.test_status import kubeconfig
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE
-from triton_pipelines.cli import scaling
+from triton_pipelines.cli import explain, scaling
 
 
 def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_the_guide_shows_what_comes() -> None:
     )
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
-    assert "```text\n" + "\n".join(scaling.explanation(document)) + "\n```" in page
+    assert "```text\n" + "\n".join(explain.explanation(document)) + "\n```" in page
 
 
 def test_the_guide_has_every_verdict() -> None:
@@ -188,7 +188,7 @@ def test_what_two_conditions_and_a_step_say_is_said_once(before: str) -> None:
         {"type": kind, **trouble} for kind in ("MetricsAvailable", "ScalingActive")
     ]
     document["status"]["steps"][0]["verdictReason"] = before + message
-    lines = scaling.explanation(document)
+    lines = explain.explanation(document)
     assert [line for line in lines if "PrometheusError" in line] == [
         f"  MetricsAvailable, ScalingActive PrometheusError: {message}",
     ]

@@ -11,7 +11,7 @@ from tests.support.measuredworld import BOTH, BUCKETED, PADDING, SLO, padding, r
 from tests.support.messages import Messages
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
-from triton_pipelines.cli.scaling import explanation
+from triton_pipelines.cli.explain import explanation
 
 
 def written() -> Tuning:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support import builders
+from triton_pipelines.cli.explain import explanation_document
 from triton_pipelines.cli.report import tuning_plot
-from triton_pipelines.cli.scaling import explanation_document
 from triton_pipelines.tools.report import ReportData, page
 
 NOW = dt.datetime(2026, 11, 24, 12, 0, tzinfo=dt.UTC)

@@ -113,7 +113,7 @@ def test_inconclusive_is_the_first_line_that_is_printed(
     assert printed.startswith(f"INCONCLUSIVE: {NOISY}.")
     assert printed.count("INCONCLUSIVE") == 1
     assert json.loads((tmp_path / "report.json").read_text())["message"] == noisy.message
-    write_report(noisy, TuneOutput.YAML, None, None)
+    write_report(noisy, TuneOutput.PATCH, None, None)
     yaml = capsys.readouterr()
     assert (yaml.out, yaml.err[:13]) == ("{}\n", "INCONCLUSIVE:")
     write_report(noisy, TuneOutput.JSON, None, None)

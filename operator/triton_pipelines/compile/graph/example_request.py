@@ -11,10 +11,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import ml_dtypes
-import numpy as np
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
@@ -26,7 +24,11 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from .graph import Graph, Implementation, Tensor
 from .lint_findings import warning
 
-Array = np.ndarray[Any, Any]
+# numpy is imported when an example is read: `tritonpipe validate` seldom has one and would wait.
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 # Short enough for every plausible maxLength.
 DEFAULT_TEXT = "Hello."
@@ -34,21 +36,21 @@ DEFAULT_TEXT = "Hello."
 # arrays for every pod.
 EXAMPLE_BYTES_MAX = 16 * 1024**2
 
-_NUMPY: Mapping[DataType, Any] = {
-    DataType.BOOL: np.bool_,
-    DataType.UINT8: np.uint8,
-    DataType.UINT16: np.uint16,
-    DataType.UINT32: np.uint32,
-    DataType.UINT64: np.uint64,
-    DataType.INT8: np.int8,
-    DataType.INT16: np.int16,
-    DataType.INT32: np.int32,
-    DataType.INT64: np.int64,
-    DataType.FP16: np.float16,
-    DataType.FP32: np.float32,
-    DataType.FP64: np.float64,
-    DataType.BF16: ml_dtypes.bfloat16,
-    DataType.STRING: np.object_,
+_NUMPY: Mapping[DataType, str] = {
+    DataType.BOOL: "bool",
+    DataType.UINT8: "uint8",
+    DataType.UINT16: "uint16",
+    DataType.UINT32: "uint32",
+    DataType.UINT64: "uint64",
+    DataType.INT8: "int8",
+    DataType.INT16: "int16",
+    DataType.INT32: "int32",
+    DataType.INT64: "int64",
+    DataType.FP16: "float16",
+    DataType.FP32: "float32",
+    DataType.FP64: "float64",
+    DataType.BF16: "bfloat16",
+    DataType.STRING: "object",
 }
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
@@ -289,7 +291,10 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
         if text.lower() not in _BOOLS:
             raise ValueError("is neither true nor false")
         return _BOOLS[text.lower()]
-    kind = _NUMPY[data_type]
+    import ml_dtypes
+    import numpy as np
+
+    kind = _element_type(data_type)
     if np.issubdtype(kind, np.integer):
         if not _INTEGER.fullmatch(text):
             raise ValueError("is not an integer")
@@ -307,22 +312,34 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
 
 def _bytes(example: ExampleInput, data_type: DataType, elements: int) -> int:
     if data_type is not DataType.STRING:
-        return elements * int(np.dtype(_NUMPY[data_type]).itemsize)
+        return elements * int(_element_type(data_type).itemsize)
     # Each with its length in front.
     size = sum(len(text.encode()) + 4 for text in example.data)
     return size * elements if len(example.data) == 1 else size
 
 
+@cache
+def _element_type(data_type: DataType) -> np.dtype[Any]:
+    import ml_dtypes  # noqa: F401 - registers bfloat16
+    import numpy as np
+
+    return np.dtype(_NUMPY[data_type])
+
+
 def _array(example: ExampleInput, data_type: DataType) -> Array:
+    import numpy as np
+
     values = [parse_element(text, data_type) for text in example.data]
     if len(values) == 1:
         values *= math.prod(example.shape)
-    flat = np.empty(len(values), dtype=_NUMPY[data_type])
+    flat = np.empty(len(values), dtype=_element_type(data_type))
     flat[:] = values
     return flat.reshape(example.shape)
 
 
 def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
     """Return the text in the input's shape, with one element on each open axis."""
+    import numpy as np
+
     shape = [max(size, 1) for size in public_shape(tensor, graph)]
     return np.full(shape, text.encode(), dtype=np.object_)

@@ -15,7 +15,6 @@ from typing import Any, Final
 import jinja2
 from google.protobuf import text_format
 from google.protobuf.text_encoding import CEscape
-from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
@@ -23,6 +22,7 @@ from triton_pipelines.api.loadfetch import FetchKind
 from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import PIPELINE, Graph, Reference, Step
 from triton_pipelines.compile.graph.ragged_config import ragged_config
+from triton_pipelines.compile.model_config_proto import model_config_pb2
 from triton_pipelines.compile.validation import ServerFacts, validate_repository
 
 from .config_patch import patch

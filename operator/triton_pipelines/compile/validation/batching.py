@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2 as pb
+from triton_pipelines.compile.model_config_proto import model_config_pb2 as pb
 
 from .violations import RuleId, ViolationCollector, keyed
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tritonclient.grpc import model_config_pb2 as pb
+from triton_pipelines.compile.model_config_proto import model_config_pb2 as pb
 
 from .backend_identity import Identity
 from .server_facts import ServerFacts

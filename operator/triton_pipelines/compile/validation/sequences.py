@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any, Final
 
-from tritonclient.grpc import model_config_pb2 as pb
+from triton_pipelines.compile.model_config_proto import model_config_pb2 as pb
 
 from . import batching
 from .server_facts import ServerFacts

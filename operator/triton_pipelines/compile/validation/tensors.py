@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tritonclient.grpc import model_config_pb2 as pb
+from triton_pipelines.compile.model_config_proto import model_config_pb2 as pb
 
 from .backend_identity import Identity
 from .stricter_rules import MAX_ELEMENTS

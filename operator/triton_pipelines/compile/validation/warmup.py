@@ -9,7 +9,7 @@ import math
 import posixpath
 from typing import Any, Final
 
-from tritonclient.grpc import model_config_pb2 as pb
+from triton_pipelines.compile.model_config_proto import model_config_pb2 as pb
 
 from .sequences import item_bytes
 from .server_facts import Release, ServerFacts

@@ -271,7 +271,9 @@ class Autoscaler:
             decision, decision.state, active=state.is_active
         )
         mode = state.pipeline.spec.scaling.mode
-        view = ScalingView(decision, mode, counts, sample.source, failure, state.backoff.reason)
+        view = ScalingView(
+            decision, mode, counts, sample.source, failure, state.backoff.reason, now
+        )
         models = {step.name: step.model_name for step in state.steps}
         self.metrics.observe_decision(key, view, models, sample, now)
         self.metrics.observe_pods(key, pod_sizes.pod_sizes(state, deployment))

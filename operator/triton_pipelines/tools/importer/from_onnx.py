@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triton_pipelines.api.base import TENSOR_NAME_PATTERN
+from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.defaults import (
     DEFAULT_MAX_BATCH_SIZE,
@@ -81,7 +82,20 @@ def draft(given: DraftInputs) -> ResourceDraft:
     if tokens:
         _add_tokenizer(resource, given, shape)
     _add_model(resource, given, tokens, shape)
+    _add_health(resource, [tensor.name for tensor in given.graph.inputs if tensor not in tokens])
     return resource
+
+
+def _add_health(resource: ResourceDraft, others: list[str]) -> None:
+    """Say that pods are not probed with an inference if the files do not contain an example."""
+    if not others:
+        return
+    resource.spec["health"] = {"inference": InferenceHealth.DISABLED.value}
+    resource.comment(
+        "spec.health",
+        f"LOOK: no file has an example of {', '.join(others)}, so pods are probed for readiness"
+        " only. Write an example request to inputs instead.",
+    )
 
 
 def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:

@@ -1,36 +1,26 @@
-"""Print what a command read from a cluster, in kubectl's formats."""
+"""Print results in kubectl's formats."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 import yaml
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from .shared_options import OutputFormat
 
-class OutputFormat(StrEnum):
-    """How a command prints what it read from a cluster, as kubectl's ``--output``."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-
-
-Output = Annotated[
-    OutputFormat,
-    typer.Option("--output", "-o", help="Format; wide adds columns to the table."),
-]
+# `tritonpipe validate` prints no table, and would wait for the import.
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def table(output: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows under columns without borders, as kubectl does; nothing if there are no rows."""
+    from rich.table import Table
+    from rich.text import Text
+
     if not rows:
         return
     grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
@@ -49,7 +39,8 @@ def structured(document: Any, output: OutputFormat) -> str | None:
     if output is OutputFormat.JSON:
         return json.dumps(document, ensure_ascii=False) + "\n"
     if output is OutputFormat.YAML:
-        return str(yaml.safe_dump(document, allow_unicode=True, sort_keys=False))
+        plain = json.loads(json.dumps(document))  # enums, tuples and numpy's numbers
+        return str(yaml.safe_dump(plain, allow_unicode=True, sort_keys=False))
     return None
 
 
@@ -59,3 +50,11 @@ def print_change(text: str, shown: str, output: OutputFormat) -> str:
         separator = {OutputFormat.JSON: "", OutputFormat.YAML: "---\n"}.get(output, "\n")
         typer.echo((separator if shown else "") + text, nl=False)
     return text
+
+
+def print_document(document: Any, output: OutputFormat) -> None:
+    """Print one document for programs, on several lines."""
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1))
+    else:
+        typer.echo(structured(document, output), nl=False)
