@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.baselines import cpu_seconds
 from bench.results import thresholds, write
-from bench.rivals import cpu_seconds
 from e2e.local import native
 from e2e.models import tree
 from tests.support.nullbackend import NAME, distribution

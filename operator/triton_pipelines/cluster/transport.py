@@ -244,10 +244,7 @@ class Transport:
         parsed = _parse(raw)
         if not 200 <= status < 300:
             raise from_response(status, reason, parsed, retry_after)
-        if not isinstance(parsed, dict):
-            text = f"{method} {target}: the response is not a JSON object"
-            raise Unavailable(status, "BadAnswer", text)
-        return parsed
+        return _as_object(parsed, status, f"{method} {target}")
 
     async def _exchange(
         self,
@@ -330,3 +327,9 @@ def _headers(
         # The API server adds the groups of a service account, unless any group is sent.
         headers["Impersonate-User"] = user
     return headers
+
+
+def _as_object(parsed: Any, status: int, request: str) -> Object:
+    if not isinstance(parsed, dict):
+        raise Unavailable(status, "BadAnswer", f"{request}: the response is not a JSON object")
+    return parsed

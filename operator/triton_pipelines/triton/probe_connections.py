@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.output_faults import ProbeRequest
 from triton_pipelines.triton.probe import (
     DEADLINE_S,
     SMALL_RESPONSE_BYTES,
     PodConnection,
-    ProbeRequest,
     ProbeResult,
     probe,
     probe_over,

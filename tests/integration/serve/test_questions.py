@@ -24,7 +24,8 @@ from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.pipeline.prober import probe_request
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.probe import ProbeRequest, ProbeResult, probe
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import ProbeResult, probe
 
 pytestmark = pytest.mark.integration
 

@@ -33,7 +33,8 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
-from triton_pipelines.triton.probe import ProbeRequest, probe
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import probe
 
 pytestmark = pytest.mark.integration
 KEY = "0f8ad1c2-test-key"

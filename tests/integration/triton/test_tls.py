@@ -37,7 +37,8 @@ from triton_pipelines.controllers.pipeline.tls_trust import NO_TLS, tls_trust
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import UnreachableError
 from triton_pipelines.triton.local_server import LocalTriton
-from triton_pipelines.triton.probe import ProbeRequest, probe
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import probe
 from triton_pipelines.triton.tls import ClientCertificate, TlsIdentity, accepted_identity
 
 pytestmark = pytest.mark.integration

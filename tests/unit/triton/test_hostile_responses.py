@@ -19,7 +19,8 @@ from tests.support.messages import Messages
 from tests.support.peakmemory import MIB, peak_growth
 from triton_pipelines.triton.client import RESPONSE_BYTES_MAX, TritonClient
 from triton_pipelines.triton.errors import RejectedError, TooLargeError
-from triton_pipelines.triton.probe import ProbeRequest, probe
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import probe
 from triton_pipelines.triton.response_limits import (
     DESCRIPTION_BYTES_MAX,
     FIELDS_MAX,
@@ -34,7 +35,8 @@ SERVICE = "/inference.GRPCInferenceService/"
 PROBE = """
 import sys
 import numpy as np
-from triton_pipelines.triton.probe import ProbeRequest, probe
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import probe
 
 async def main(address, stream, error):
     request = ProbeRequest({"X": np.zeros((1, 1), np.float32)}, stream=stream == "stream")

@@ -14,13 +14,8 @@ from tritonclient.grpc.service_pb2 import ModelStatistics
 from tests.support.python_backend import texts
 from triton_pipelines.triton.client import Array, ModelIndexEntry
 from triton_pipelines.triton.errors import translate
-from triton_pipelines.triton.probe import (
-    FaultSeverity,
-    ProbeRequest,
-    ProbeResult,
-    find_output_fault,
-    probe,
-)
+from triton_pipelines.triton.output_faults import FaultSeverity, ProbeRequest, find_output_fault
+from triton_pipelines.triton.probe import ProbeResult, probe
 
 CONFIG = text_format.Parse(
     'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: '

@@ -17,7 +17,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from tests.support.certificates import HOST, Authority
 from triton_pipelines.triton import probe_connections
-from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES, ProbeRequest
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES
 from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnections
 from triton_pipelines.triton.tls import TlsIdentity
 

@@ -196,15 +196,7 @@ class PrometheusCollector:
         elif not any(pod not in got.seen for pod in plan.models):
             self._up = None
         skew = got.server - got.at
-        said = list(got.notes)
-        if abs(skew) <= SKEW_SECONDS:
-            skew = 0.0
-        else:
-            said.append(
-                f"the clock of Prometheus is {abs(skew):.0f} s "
-                f"{'ahead of' if skew > 0 else 'behind'} the operator's; the operator "
-                "compensates for the difference"
-            )
+        skew = skew if abs(skew) > SKEW_SECONDS else 0.0
         return CollectionEvidence(
             now=got.server,
             skew=skew,
@@ -213,7 +205,7 @@ class PrometheusCollector:
             notes={pod: seen.note for pod, seen in got.seen.items() if seen.note},
             ahead=ahead,
             up=self._up,
-            said=tuple(said),
+            said=(*got.notes, *_skew_notes(skew)),
         )
 
     def _use(self, plan: CollectionPlan, got: CollectionResult) -> None:
@@ -285,3 +277,14 @@ def _counter_queries(
             CounterQuery(group, seconds, frozenset(pod for pod in chosen if pod[0] in inside))
         )
     return selected
+
+
+def _skew_notes(skew: float) -> tuple[str, ...]:
+    """Return the note about a difference of the clocks, in seconds; none for 0."""
+    if not skew:
+        return ()
+    direction = "ahead of" if skew > 0 else "behind"
+    return (
+        f"the clock of Prometheus is {abs(skew):.0f} s {direction} the operator's; the operator"
+        " compensates for the difference",
+    )

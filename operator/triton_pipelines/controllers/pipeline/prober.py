@@ -14,7 +14,8 @@ from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.errors import REASON_CHARACTERS_MAX
-from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, ProbeResult, probe
+from triton_pipelines.triton.output_faults import ProbeRequest
+from triton_pipelines.triton.probe import DEADLINE_S, ProbeResult, probe
 from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnections
 
 # Ids of our own sequences: the upper half of what every integer type of the control tensor holds,
