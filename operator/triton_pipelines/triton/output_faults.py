@@ -150,7 +150,7 @@ def _type_of(array: Array) -> str:
 
 def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
     return len(shape) == len(declared) and all(
-        wanted in (-1, size) for size, wanted in zip(shape, declared, strict=True)
+        dim in (-1, size) for size, dim in zip(shape, declared, strict=True)
     )
 
 

@@ -80,31 +80,31 @@ class PrometheusCollector:
         self._client.close()
 
     async def collect(
-        self, wanted: Mapping[PipelineKey, ExpectedPods]
+        self, expected: Mapping[PipelineKey, ExpectedPods]
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         """Return a current sample, or the failure, for every pipeline.
 
         The same samples are returned again until the next collection is due, unless pods come or
         go. Server errors never raise; each is returned as a ``MetricsFailure``.
         """
-        pods = {(one.namespace, pod) for one in wanted.values() for pod in one.pods}
+        pods = {(one.namespace, pod) for one in expected.values() for pod in one.pods}
         self._histories.keep(pods)
         self._looked_back &= pods
         if self._running is not None and not self._running.done():
-            return self._all_failed(wanted, "the previous collection has not finished yet")
+            return self._all_failed(expected, "the previous collection has not finished yet")
         if not pods:
             self._up = None
             return {
                 key: assess_sample(
                     one, self._histories, CollectionEvidence(0.0, 0.0), self.source, str
                 )
-                for key, one in wanted.items()
+                for key, one in expected.items()
             }
         began = self._monotonic()
-        if began < self._samples_until and wanted == self._expected:
+        if began < self._samples_until and expected == self._expected:
             return dict(self._samples)
         self._samples_until = -float("inf")
-        plan = self._plan(wanted, began)
+        plan = self._plan(expected, began)
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._queries.run, plan)
         self._running = running
         try:
@@ -115,13 +115,13 @@ class PrometheusCollector:
             )
         except TimeoutError:
             return self._all_failed(
-                wanted, f"no complete response within {self.connection.timeout_seconds:g} s"
+                expected, f"no complete response within {self.connection.timeout_seconds:g} s"
             )
         if got.error:
-            return self._all_failed(wanted, got.error)
-        evidence = self._merge(wanted, plan, got, began)
-        self._expected = dict(wanted)
-        self._samples = {key: self._assess(one, evidence, got) for key, one in wanted.items()}
+            return self._all_failed(expected, got.error)
+        evidence = self._merge(expected, plan, got, began)
+        self._expected = dict(expected)
+        self._samples = {key: self._assess(one, evidence, got) for key, one in expected.items()}
         if not got.errors:
             seconds = min(self._histories.interval(pods, 0.0), len(pods) / _PODS_PER_SECOND)
             if seconds > 2 * _EARLY_SECONDS:
@@ -130,11 +130,11 @@ class PrometheusCollector:
 
     # --- Plan the queries ---------------------------------------------------------------------
 
-    def _plan(self, wanted: Mapping[PipelineKey, ExpectedPods], began: float) -> CollectionPlan:
+    def _plan(self, expected: Mapping[PipelineKey, ExpectedPods], began: float) -> CollectionPlan:
         models: dict[PodKey, frozenset[str]] = {}
         addresses: dict[PodKey, str] = {}
         slow: dict[PodKey, float] = {}
-        for one in wanted.values():
+        for one in expected.values():
             for name, address in one.pods.items():
                 (
                     models[one.namespace, name],
@@ -165,13 +165,13 @@ class PrometheusCollector:
 
     def _merge(
         self,
-        wanted: Mapping[PipelineKey, ExpectedPods],
+        expected: Mapping[PipelineKey, ExpectedPods],
         plan: CollectionPlan,
         got: CollectionResult,
         began: float,
     ) -> CollectionEvidence:
         """Merge the results into the histories and return the evidence for assessing samples."""
-        slow = {(one.namespace, pod): one.slow for one in wanted.values() for pod in one.pods}
+        slow = {(one.namespace, pod): one.slow for one in expected.values() for pod in one.pods}
         latest = got.server + plan.interval + _VISIBLE_SECONDS
         ahead: dict[PodKey, float] = {}
         for pod, seen in got.seen.items():
@@ -205,7 +205,7 @@ class PrometheusCollector:
             notes={pod: seen.note for pod, seen in got.seen.items() if seen.note},
             ahead=ahead,
             up=self._up,
-            said=(*got.notes, *_skew_notes(skew)),
+            general_notes=(*got.notes, *_skew_notes(skew)),
         )
 
     def _use(self, plan: CollectionPlan, got: CollectionResult) -> None:
@@ -243,7 +243,7 @@ class PrometheusCollector:
         )
 
     def _all_failed(
-        self, wanted: Mapping[PipelineKey, ExpectedPods], why: str
+        self, expected: Mapping[PipelineKey, ExpectedPods], why: str
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         checks = (
             "Check: 1. is it running, and does it respond at "
@@ -251,7 +251,7 @@ class PrometheusCollector:
             f"(NetworkPolicy)? 3. is the connection configured correctly, in {CONNECTIONS}?"
         )
         return dict.fromkeys(
-            wanted,
+            expected,
             MetricsFailure(MetricsProblem.ERROR, f"{self._at}: {why}. {checks}", self.source),
         )
 

@@ -63,12 +63,12 @@ class DirectReader:
         await self._client.close()
 
     async def collect(
-        self, wanted: Mapping[tuple[str, str], ExpectedPods]
+        self, expected: Mapping[tuple[str, str], ExpectedPods]
     ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:
         """Read every pod of every pipeline (by namespace and name) once, concurrently."""
-        self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
+        self._histories.keep((one.namespace, pod) for one in expected.values() for pod in one.pods)
         targets = [
-            (one, pod, address) for one in wanted.values() for pod, address in one.pods.items()
+            (one, pod, address) for one in expected.values() for pod, address in one.pods.items()
         ]
         keys = {(one.namespace, pod) for one, pod, _ in targets}
         self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
@@ -83,7 +83,7 @@ class DirectReader:
             for (one, pod, _), error in zip(targets, errors, strict=True)
             if error
         }
-        return {key: self._assess(one, problems) for key, one in wanted.items()}
+        return {key: self._assess(one, problems) for key, one in expected.items()}
 
     async def _read_unless_failing(self, pod: PodKey, address: str, one: ExpectedPods) -> str:
         """Read a pod's page, unless it has failed recently; return why it is unread, or ""."""

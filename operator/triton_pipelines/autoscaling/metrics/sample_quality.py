@@ -46,7 +46,7 @@ class CollectionEvidence:
     """Seconds by which a pod's newest scrape is in the server's future."""
     up: Mapping[PodKey, bool] | None = None
     """Whether the last scrape of a target worked, by pod; ``None`` if it was not queried."""
-    said: tuple[str, ...] = ()
+    general_notes: tuple[str, ...] = ()
     """Notes on the collection as a whole."""
 
 
@@ -86,7 +86,7 @@ def assess_sample(
             bad[key[1]] = wrong
     if not good:
         return _failure(bad, len(keys), source, query())
-    notes = list(seen.said)
+    notes = list(seen.general_notes)
     if bad:
         pod, (_, why) = next(iter(sorted(bad.items())))
         notes.append(f"{len(bad)} of {len(keys)} pods have no usable samples; {pod}: {why}")

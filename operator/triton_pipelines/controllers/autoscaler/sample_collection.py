@@ -28,7 +28,7 @@ class Collector(Protocol):
     """A source of samples: Prometheus, or the pods themselves."""
 
     async def collect(
-        self, wanted: Mapping[Key, ExpectedPods]
+        self, expected: Mapping[Key, ExpectedPods]
     ) -> Mapping[Key, PipelineSample | MetricsFailure]:
         """Collect samples for all pipelines at once.
 
