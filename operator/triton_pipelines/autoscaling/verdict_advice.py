@@ -107,8 +107,9 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         "The GPU step runs requests one by one although several are queued: Triton cannot batch"
         " them.",
         (
-            "Use a padding mode that produces equal shapes: set spec.tokenizer.padding to "
-            "Bucketed or Fixed, or to Ragged with a model that supports it.",
+            "Use a padding mode that gives all requests the same shape: set "
+            "spec.tokenizer.padding to Bucketed or Fixed, or to Ragged with a model that supports "
+            "it.",
             "Check that the model has dynamicBatching and a maxBatchSize above 1.",
         ),
     ),

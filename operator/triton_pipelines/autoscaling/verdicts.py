@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from triton_pipelines.api.wording import counted
 from triton_pipelines.autoscaling.caps import CpuBudget, GrowthCap
 from triton_pipelines.autoscaling.control_law import StepDemand
 from triton_pipelines.autoscaling.signals import GpuSignal
@@ -157,9 +158,13 @@ def _addition(inputs: VerdictInputs, found: Verdict, cpu: CpuBudget, law: Contro
     return ""
 
 
+def _requests(pending: float) -> str:
+    return counted(round(pending), "request is", "requests are")
+
+
 def _no_progress_text(inputs: VerdictInputs) -> str:
     return (
-        f"{inputs.pending:.0f} requests are queued for {inputs.step.name} and none has "
+        f"{_requests(inputs.pending)} queued for {inputs.step.name} and none has "
         f"completed for {inputs.stalled_seconds:.0f} s; its instances might have died, "
         "which only a new pod or a full reload can fix"
     )
@@ -183,7 +188,7 @@ _TEXTS_WITHOUT_LOAD: Final[Mapping[Verdict, Callable[[VerdictInputs], str]]] = {
 
 def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
     return (
-        f"{_gpu_text(gpu)}; {gpu.pending:.0f} requests are queued for it,"
+        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for it,"
         f" {inputs.pending:.0f} for {inputs.step.name}: more instances of {inputs.step.name}"
         " cannot help"
     )
@@ -191,9 +196,9 @@ def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
 
 def _unbatched_text(gpu: GpuSignal) -> str:
     return (
-        f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while {gpu.pending:.0f} are"
-        " queued: shapes differ or dynamic batching is off; see spec.tokenizer.padding and the"
-        " step's dynamicBatching"
+        f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while"
+        f" {_requests(gpu.pending)} queued: shapes differ or dynamic batching is off; see"
+        " spec.tokenizer.padding and the step's dynamicBatching"
     )
 
 
@@ -241,11 +246,11 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
 def _load_text(inputs: VerdictInputs, law: ControlLaw) -> str:
     demand, name = inputs.demand, inputs.step.name
     if demand.service is None:
-        return f"{inputs.pending:.0f} requests are queued for {name}"
+        return f"{_requests(inputs.pending)} queued for {name}"
     instances = inputs.count * inputs.pods
-    noun = "instance is" if instances == 1 else "instances are"
+    count = counted(instances, f"{name} instance is", f"{name} instances are")
     return (
-        f"{instances} {name} {noun} {demand.busy:.0%} busy (target {law.target:.0%}):"
+        f"{count} {demand.busy:.0%} busy (target {law.target:.0%}):"
         f" {_number(demand.arrivals)} requests/s at {_number(demand.service * 1000)} ms each;"
         f" {inputs.pending:.0f} queued, {_number(demand.worst_wait * 1000)} ms wait"
     )

@@ -18,9 +18,9 @@ from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, expanded_size
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import listed
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
 from triton_pipelines.compile.graph.advisories import lint_server, server_image
-from triton_pipelines.compile.graph.lint_findings import listed
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.source_checks import pinned
 from triton_pipelines.compile.render import review

@@ -65,7 +65,7 @@ def served_model(
         return ServedModel(server, model, grpc or address)
     if grpc is not None:
         raise CommandError(
-            "--grpc-address: only valid with a URL, because a file is served on this machine",
+            "--grpc-address: allowed only with a URL, because a file is served on this machine",
             EXIT_USAGE,
         )
     running = stack.enter_context(serve_locally(Path(target), source_map, **options))

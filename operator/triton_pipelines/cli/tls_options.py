@@ -77,7 +77,7 @@ def client_tls(url: str, tls: TlsOptions) -> ClientTls | None:
     if urlsplit(url).scheme != GRPCS:
         if used:
             raise CommandError(
-                f"{', '.join(used)}: only valid with an address grpcs://HOST:PORT", EXIT_USAGE
+                f"{', '.join(used)}: allowed only with an address grpcs://HOST:PORT", EXIT_USAGE
             )
         return None
     if (tls.cert is None) != (tls.key is None):

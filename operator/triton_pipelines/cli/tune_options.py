@@ -53,7 +53,8 @@ class ClusterRunOptions:
         for option, value in (("--namespace", self.namespace), ("--context", self.kube_context)):
             if value is not None:
                 raise CommandError(
-                    f"{option}: only valid with --in-cluster; this run reads no cluster", EXIT_USAGE
+                    f"{option}: allowed only with --in-cluster; this run reads no cluster",
+                    EXIT_USAGE,
                 )
 
 
@@ -200,7 +201,7 @@ def check_server_options(target: TunedServerOptions, measurement: MeasurementOpt
         )
     if target.control_key_file is not None and server is None:
         raise CommandError(
-            "--control-key-file: only valid with --server; a pipeline that is served on "
+            "--control-key-file: allowed only with --server; a pipeline that is served on "
             "this machine has no key",
             EXIT_USAGE,
         )

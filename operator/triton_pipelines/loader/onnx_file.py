@@ -210,7 +210,7 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
     if not wrong:
         return None
     batch = f"maxBatchSize {check.max_batch_size}" + (
-        ", batch axis added in front" if check.max_batch_size else ""
+        ", with the batch axis prepended" if check.max_batch_size else ""
     )
     lines = [
         f"{uri} does not fit {check.field} ({batch}): {'; '.join(wrong)}.",

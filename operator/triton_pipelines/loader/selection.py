@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
 from triton_pipelines.api.loadplan import FetchKind, LoadFinding, LoadReason, PlanFetch
+from triton_pipelines.api.wording import listed
 from triton_pipelines.loader.errors import LoaderError, SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing, files_by_version, list_some
 
@@ -163,17 +164,19 @@ def _versions(
 def _desired_versions(
     item: PlanFetch, found: Mapping[int, object], held: Collection[int]
 ) -> tuple[int, ...]:
-    there = f"the source has {', '.join(map(str, sorted(found)[-_NEWEST:]))}"
+    newest = "" if len(found) <= _NEWEST else f" (the newest {_NEWEST} are shown)"
+    there = f"the source has only {_named(sorted(found)[-_NEWEST:])}{newest}"
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
+            exist, it = ("exists", "it") if len(gone) == 1 else ("exist", "them")
             text = (
-                f"version {', '.join(map(str, gone))}, from which this pipeline revision was first"
-                f" loaded, no longer exists; {there}"
+                f"{_named(gone)}, from which this pipeline revision was first loaded, no longer"
+                f" {exist}; {there}"
             )
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
-                f"{text}. Restore it, or list the versions to serve from now on in the "
+                f"{text}. Restore {it}, or list the versions to serve from now on in the "
                 "version policy.",
             )
         return tuple(sorted(held))
@@ -183,12 +186,18 @@ def _desired_versions(
         *([item.pinned] if item.pinned else []),
     }
     if absent := sorted(requested - set(found)):
+        verb, other = ("is", "another version") if len(absent) == 1 else ("are", "other versions")
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
-            f"version {', '.join(map(str, absent))} is requested, but {there}; publish it, "
-            "or request another version.",
+            f"{_named(absent)} {verb} requested, but {there}; publish {_named(absent)}, "
+            f"or request {other}.",
         )
     return tuple(sorted(chosen | requested))
+
+
+def _named(versions: Sequence[int]) -> str:
+    """Return ``version 1``, or ``versions 1, 2 and 10``."""
+    return f"version{'' if len(versions) == 1 else 's'} {listed([str(one) for one in versions])}"
 
 
 def _version(

@@ -219,7 +219,7 @@ def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) 
             3,
             "127.0.0.1:9 cannot be reached over gRPC",
         ),
-        (("FILE", "--grpc-address=127.0.0.1:9"), 2, "--grpc-address: only valid with a URL"),
+        (("FILE", "--grpc-address=127.0.0.1:9"), 2, "--grpc-address: allowed only with a URL"),
     ],
 )
 def test_what_is_wrong_is_one_message(

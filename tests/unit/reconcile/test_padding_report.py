@@ -45,7 +45,7 @@ def barred() -> Tuning:
     return world.settle()
 
 
-BEGUN = "Auto: spec.model: tensorrt_plan batches only equal shapes, so every row has 512 tokens; "
+BEGUN = "Auto: spec.model: tensorrt_plan batches only requests of the same shape, so every row has 512 tokens; "
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import listed
 
 from .graph import Graph
-from .lint_findings import listed, warning
+from .lint_findings import warning
 from .options import Options
 from .server_settings import default_image, server_version
 

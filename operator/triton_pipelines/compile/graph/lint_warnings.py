@@ -10,12 +10,13 @@ from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.scaling import CpuResize, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import listed
 
 from .container_resources import cpu_range
 from .drain import sequence_idle_seconds
 from .example_request import lint_example
 from .graph import PIPELINE, Graph, Implementation, Role
-from .lint_findings import listed, warning
+from .lint_findings import warning
 from .padding_lint import lint_padding, lint_shapes
 from .quantities import millis
 from .scheduler_lint import lint_schedulers

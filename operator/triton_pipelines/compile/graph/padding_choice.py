@@ -21,7 +21,7 @@ class TokenReader:
     backend: bool = False
     """Whether one of Triton's backends runs and batches it.
 
-    A backend batches only requests of equal shape, unless the file can be adapted.
+    A backend batches only requests of the same shape, unless the file can be adapted.
     """
     on_cpu: bool = False
     """Whether it runs on CPU."""
@@ -49,7 +49,7 @@ class TokenReader:
 
     @property
     def equal_shapes_only(self) -> bool:
-        """Return whether its requests share a batch, and gain from it, only at equal length."""
+        """Return whether its requests share a batch, and gain from it, only at the same length."""
         return self.backend and not self.is_adaptable and (self.fixed or not self.on_cpu)
 
     @property

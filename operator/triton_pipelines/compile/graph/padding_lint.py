@@ -9,11 +9,12 @@ from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.optimization import MAX_TOKENS
 from triton_pipelines.api.tokenizer import Padding, Tokenizer
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import listed
 
 from .defaults import DEFAULT_MAX_LENGTH
 from .effective_padding import PaddingChoice
 from .graph import Graph, Implementation, Input, Step
-from .lint_findings import listed, warning
+from .lint_findings import warning
 
 
 def lint_padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -42,7 +43,7 @@ def _padding_cost(padding: PaddingChoice, readers: Sequence[Step]) -> Iterator[F
         yield warning(
             "spec.tokenizer.padding",
             "with Longest, almost every request has a different length, but "
-            f"{equal[0].name} batches only requests of equal length; use Fixed or Auto to "
+            f"{equal[0].name} batches only requests of the same length; use Fixed or Auto to "
             "batch all requests, or Bucketed to batch requests in the same bucket",
             code=FindingCode.PADDING_PREVENTS_BATCHING,
         )
@@ -85,7 +86,7 @@ def _lengths(spec: Tokenizer, padding: Padding, step: Step) -> Iterator[Finding]
 def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """Warn about variable-length tensors from custom code that a backend cannot batch.
 
-    The backend batches only requests of equal shape, and the code decides the length.
+    The backend batches only requests of the same shape, and the code decides the length.
     """
     tokenizer = pipeline.spec.tokenizer
     custom_tokenizer = tokenizer is not None and tokenizer.python is not None
@@ -106,11 +107,11 @@ def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             ):
                 by_origin.setdefault(origin.name, []).append(entry)
         for name, entries in by_origin.items():
-            has = "have" if len(entries) > 1 else "has"
+            shape, vary = ("shape", "varies") if len(entries) == 1 else ("shapes", "vary")
             yield warning(
                 entries[0].path,
-                f"{listed([str(entry.source) for entry in entries])} {has} a different "
-                f"shape in every request, but {step.backend} batches only equal shapes, so "
+                f"the {shape} of {listed([str(entry.source) for entry in entries])} {vary} between "
+                f"requests, but {step.backend} batches only requests of the same shape, so "
                 f"few requests share a batch; declare a fixed shape in {name}",
                 code=FindingCode.SHAPES_PREVENT_BATCHING,
             )

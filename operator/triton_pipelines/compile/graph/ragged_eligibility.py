@@ -2,8 +2,8 @@
 
 Measured with Triton's ONNX Runtime backend (2.51): such a graph receives the rows of all requests
 end to end with the length of each, and nothing is padded. An unmodified graph only ever receives
-requests of equal length. The loader inspects the file and has the last word: files that it rejects
-are recorded as :data:`RaggedRejections`, and the pipeline then uses the next best padding.
+requests of the same length. The loader inspects the file and has the last word: files that it
+rejects are recorded as :data:`RaggedRejections`, and the pipeline then uses the next best padding.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def adaptation_blocker(
     if fields.platform is not Platform.ONNX:
         return (
             f"{fields.platform.value if fields.platform else fields.backend} batches only "
-            "equal shapes"
+            "requests of the same shape"
         )
     accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
     patched = sorted(_OWN & set(fields.config_patch or {}))

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.wording import listed
 
 from .graph import Graph
-from .lint_findings import listed, warning
+from .lint_findings import warning
 
 # NAME__INDEX as the PyTorch backend reads it: split at the first "__", digits behind it.
 _INDEXED = re.compile(r"(?:(?!__).)*__(\d*)$", re.DOTALL)

@@ -54,11 +54,13 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
     missing = [gpu for gpu in gpus if gpu < 0 or (facts.gpus is not None and gpu >= facts.gpus)]
     there = f"the server has {facts.gpus or 'no'} GPU{'' if facts.gpus == 1 else 's'}"
     if missing:
+        one = len(missing) == 1
+        absent = f"GPU {missing[0]} does" if one else f"GPUs {listed(missing)} do"
         known = f", numbered 0 to {facts.gpus - 1}" if facts.gpus else ""
         findings.add(
             f"{path}.gpus",
             RuleId.INSTANCE_GPUS,
-            f"GPU {listed(missing)} does not exist; {there}{known}",
+            f"{absent} not exist; {there}{known}",
         )
     elif kind == _Group.KIND_GPU and facts.gpus == 0:
         findings.add(

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+from triton_pipelines.api.wording import counted
+
 # Removing an instance takes 1.1 to 1.2 s, one after the other (measured). Growth waits for the
 # slowest `initialize`, which has no bound.
 LOAD_BASE_S: Final = 60.0
@@ -245,13 +247,13 @@ async def _change_pod(
         except PodUnresponsiveError as error:
             if not await _is_count_reached(model, count, target, pace):
                 reason = (
-                    f"there was no response to the change to {count} instances, and the "
+                    f"there was no response to the change to {counted(count, 'instance')}, and the "
                     f"count did not change: {error}"
                 )
                 return ended(PodResult.UNKNOWN, target.count, reason)
         except PodRejectedError as error:
             now = await _reported_count(model, target)
-            return ended(PodResult.REJECTED, now, f"rejected {count} instances: {error}")
+            return ended(PodResult.REJECTED, now, f"rejected {counted(count, 'instance')}: {error}")
         now = await target.control.count(model)
         if now != count:
             reason = (

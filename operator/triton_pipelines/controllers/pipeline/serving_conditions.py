@@ -13,6 +13,7 @@ from triton_pipelines.api.conditions import (
 )
 from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import counted
 from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.graph import Graph
 
@@ -127,7 +128,7 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     remaining = sum(not pod.deleting for pod in snapshot.pods)
     if remaining:
         return _draining(
-            f"suspending: {remaining} pods have not been deleted yet",
+            f"suspending: {counted(remaining, 'pod has', 'pods have')} not been deleted yet",
             available(serving, snapshot),
         )
     text = (
@@ -232,19 +233,17 @@ def _waiting_for(case: _ServingCase) -> tuple[Reason, str]:
     if leading is None and complete and case.unverified and not case.other_pods:
         probes = (case.snapshot.probes.get(pod.uid) for pod in case.unverified)
         error = next((probe.error for probe in probes if probe is not None and probe.error), "")
+        count = counted(len(case.unverified), "pod has", "pods have")
         return Reason.PROGRESSING, (
-            f"{progress}; waiting for a test inference on {len(case.unverified)} of them"
-            f"{f': {error}' if error else ''}"
+            f"{progress}; {count} not passed a test inference yet{f': {error}' if error else ''}"
         )
     if leading is None and case.surplus > 0 and not case.other_pods:
-        return Reason.DRAINING, (
-            f"{progress}; {case.surplus} surplus pods have not been deleted yet"
-        )
+        count = counted(case.surplus, "surplus pod has", "surplus pods have")
+        return Reason.DRAINING, f"{progress}; {count} not been deleted yet"
     if leading is None and case.other_pods and complete:
-        return (
-            Reason.DRAINING,
-            f"{progress}; {len(case.other_pods)} pods of older revisions are still running",
-        )
+        older = len(case.other_pods)
+        count = counted(older, "pod of an older revision is", "pods of older revisions are")
+        return Reason.DRAINING, f"{progress}; {count} still running"
     rejected = case.snapshot.pods_rejected
     if (
         rejected
@@ -285,10 +284,7 @@ def available(serving: Sequence[Pod], snapshot: Snapshot) -> Condition:
     if serving and len(failing) < len(serving):
         revisions = ", ".join(sorted({pod.revision for pod in serving}))
         number = len(serving) - len(failing)
-        text = (
-            f"{number} pod{'s answer' if number > 1 else ' answers'} requests"
-            f" (revision {revisions})"
-        )
+        text = f"{counted(number, 'pod answers', 'pods answer')} requests (revision {revisions})"
         return Condition(ConditionType.AVAILABLE, True, Reason.SERVING, text)
     if failing:
         return Condition(

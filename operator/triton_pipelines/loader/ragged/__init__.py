@@ -1,7 +1,7 @@
 """Rewrite an ONNX encoder so that Triton can batch requests of different length.
 
 A stock encoder takes ``[rows, tokens]`` matrices, and Triton's ONNX Runtime backend puts only
-requests of equal shape into a batch. The adapted graph takes the tokens of all rows in one flat
+requests of the same shape into a batch. The adapted graph takes the tokens of all rows in one flat
 tensor per input, and the rows' lengths in another. It pads by itself, with standard operators, to
 the longest row of the batch. Clients see no difference. A graph that cannot be adapted without
 changing outputs is refused with the reasons.

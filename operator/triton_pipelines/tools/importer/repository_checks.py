@@ -82,8 +82,11 @@ def _missing_versions(model: RepositoryModel) -> Iterator[str]:
     missing = [version for version in listed if version not in model.versions]
     if model.versions and missing:
         present = ", ".join(map(str, sorted(model.versions)))
+        does, it, folder = (
+            ("does", "it", "folder") if len(missing) == 1 else ("do", "them", "folders")
+        )
         yield (
             f"{model.origin}: version_policy.specific.versions:"
-            f" {', '.join(map(str, missing))} does not exist: the folder has {present};"
-            " remove it from the list, or add the version folder"
+            f" {', '.join(map(str, missing))} {does} not exist: the folder has {present};"
+            f" remove {it} from the list, or add the version {folder}"
         )

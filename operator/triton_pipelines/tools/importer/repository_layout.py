@@ -68,8 +68,7 @@ def no_model_message(folder: Path) -> str:
     inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and model_folders(path))
     if len(inner) == 1:
         return (
-            "contains no model, because the model repository is the folder below it; use"
-            f" {folder / inner[0]}"
+            f"contains no model; the model repository is in its subfolder: use {folder / inner[0]}"
         )
     if inner:
         more = f" and {len(inner) - _SHOWN} more" if len(inner) > _SHOWN else ""

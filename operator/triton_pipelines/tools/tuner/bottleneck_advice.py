@@ -110,9 +110,9 @@ def advise(
     if load.slowdown >= STRETCHED or (cpu_model and load.cpu >= 0.8 * cores):
         return BottleneckAdvice(
             Bottleneck.CPU,
-            f"CPU-bound: under load, steps take {load.slowdown:.2g} times as long as alone "
-            f"and keep {load.cpu:.1f} of {cores:g} cores busy. Add cores, or run the model "
-            "on a GPU. Batching settings have little effect.",
+            f"CPU-bound: under load, a step takes up to {load.slowdown:.2g} times as long as "
+            f"when it runs alone, and {load.cpu:.1f} of {cores:g} cores are busy. "
+            "Add cores, or run the model on a GPU. Batching settings have little effect.",
         )
     if not is_model:
         return BottleneckAdvice(
@@ -138,7 +138,7 @@ def _model_advice(
         return BottleneckAdvice(
             Bottleneck.BATCHING,
             f"Batching is ineffective: {load.text} with {rows / pipe.rows:.1f} requests per "
-            "batch, because only requests of equal length share one. Use Ragged inputs, or "
+            "batch, because only requests of the same length share one. Use Ragged inputs, or "
             "padding Bucketed or Fixed.",
         )
     factor = padding_factor(pipe, stage, rows)

@@ -200,11 +200,13 @@ class MeasuredServer:
             except OverloadedError as error:
                 if setting == self.current:
                     raise TuneError(
-                        f"the current setting rejects a single request: {error.reason}; raise the"
-                        " limits of the queue"
+                        "with the current setting, Triton rejects even one request at a time:"
+                        f" {error.reason}; raise the queue limits"
                     ) from error
                 # Such as a delay that is longer than the queue's timeout.
-                raise SettingRefusedError(f"it rejects a single request: {error.reason}") from error
+                raise SettingRefusedError(
+                    f"Triton rejects even one request at a time: {error.reason}"
+                ) from error
             except TritonError as error:
                 raise TuneError(f"with {setting}, the server does not respond: {error}") from error
 

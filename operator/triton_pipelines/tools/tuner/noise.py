@@ -34,7 +34,7 @@ MIN_REQUESTS = 20
 
 @dataclass(frozen=True, slots=True)
 class NoiseSamples:
-    """Latencies of single requests of equal length, with the current setting."""
+    """Latencies of single requests of the same length, with the current setting."""
 
     start: Array
     """Seconds, before all measurements."""

@@ -169,7 +169,12 @@ def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
         return None
     if devices := pod.unhealthy_devices:
         # While inferences succeed, the pod stays: there may be no other device for a new one.
-        cause = f"its device {', '.join(devices)} is unhealthy"
+        shown = ", ".join(devices)
+        cause = (
+            f"its device {shown} is unhealthy"
+            if len(devices) == 1
+            else f"its devices {shown} are unhealthy"
+        )
         failed = max(probe.consecutive_wrong, probe.consecutive_dead, probe.consecutive_hung)
         return _Fault("DeviceUnhealthy", cause, failed >= LOST_PROBES, failed >= LOST_PROBES_ALONE)
     if probe.dead and probe.dead[-1] == probe.at:

@@ -19,6 +19,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.scaling import PodBounds, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import counted
 from triton_pipelines.controllers.pipeline.actions import soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import is_rolling_out
@@ -325,17 +326,14 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
         manager = UNNAMED_MANAGER
     if not manager:
         return ""
+    kept = counted(number, "pod is kept", "pods are kept")
     return (
         f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl"
         f" scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {_pods_stay(number)};"
+        f" owns the number of pods, so spec.replicas is ignored and {kept};"
         " remove that autoscaler and set spec.replicas once by an edit or apply, or remove"
         " spec.scaling.pods so that the autoscaler sets the number"
     )
-
-
-def _pods_stay(number: int) -> str:
-    return "1 pod is kept" if number == 1 else f"{number} pods are kept"
 
 
 def _alternating_managers(
@@ -371,7 +369,8 @@ def _alternation_message(
     follows = (
         "so the number of pods changes with every write"
         if bounds is None
-        else f"but spec.scaling.pods owns the number, and {_pods_stay(number)}"
+        else "but spec.scaling.pods owns the number, and "
+        + counted(number, "pod is kept", "pods are kept")
     )
     return (
         f"{alternating.alternating} alternately write spec.replicas of this pipeline, "
