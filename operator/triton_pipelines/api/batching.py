@@ -217,7 +217,7 @@ class DynamicBatching(ApiModel):
                 "!has(self.priorityLevels) || !has(self.defaultPriorityLevel) ||"
                 " self.defaultPriorityLevel <= self.priorityLevels"
             ),
-            message="defaultPriorityLevel must be at most priorityLevels",
+            message="must be at most priorityLevels",
             holds=lambda b: (
                 b.priority_levels is None
                 or b.default_priority_level is None
@@ -229,10 +229,7 @@ class DynamicBatching(ApiModel):
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
             " self.priorityLevels)",
-            message=(
-                "priorityQueuePolicies requires priorityLevels, and each priority must be at most"
-                " priorityLevels"
-            ),
+            message=("requires priorityLevels, and each priority must be at most priorityLevels"),
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),

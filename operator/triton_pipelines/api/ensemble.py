@@ -89,7 +89,7 @@ class Ensemble(ApiModel):
                 " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
             ),
             message=(
-                "entryPoint replaces the ensemble, so the step determines the name, tensors and"
+                "replaces the ensemble, so the step determines the name, tensors and"
                 " batch size; remove the other ensemble fields"
             ),
             holds=lambda e: (

@@ -138,7 +138,7 @@ class StepCopies(ApiModel):
         FieldRule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
             message=(
-                "instances.count is a fixed count and cannot be combined with initial, min and"
+                "is a fixed count and cannot be combined with initial, min and"
                 " max; remove count, or the others"
             ),
             holds=lambda i: i.count is None or (i.initial, i.min, i.max) == (None, None, None),
@@ -149,7 +149,7 @@ class StepCopies(ApiModel):
                 "(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial :"
                 " has(self.min) ? self.min : 1)"
             ),
-            message="instances.initial must be at least instances.min",
+            message="must be at least instances.min",
             holds=lambda i: (i.min or 1) <= (i.initial or i.min or 1),
             field="initial",
         ),
@@ -158,7 +158,7 @@ class StepCopies(ApiModel):
                 "!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min :"
                 " 1) <= self.max"
             ),
-            message="instances.max must be at least instances.initial and instances.min",
+            message="must be at least instances.initial and instances.min",
             holds=lambda i: i.max is None or (i.initial or i.min or 1) <= i.max,
             field="max",
         ),
@@ -216,7 +216,7 @@ ProfileIndices = Annotated[
 ]
 _GPUS_NEED_KIND = FieldRule(
     cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-    message="gpus is allowed only with kind GPU",
+    message="is allowed only with kind GPU",
     holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
     field="gpus",
 )
@@ -285,7 +285,7 @@ class PlacedStepCopies(StepCopies):
                 " has(self.kind) || has(self.hostPolicy) || has(self.gpus) && size(self.gpus) > 0)"
             ),
             message=(
-                "instances.groups cannot be combined with instances.count, kind, gpus and"
+                "cannot be combined with instances.count, kind, gpus and"
                 " hostPolicy; set them in each group"
             ),
             holds=lambda i: (
@@ -326,10 +326,7 @@ class ModelInstances(PlacedStepCopies):
                 "!(has(self.groups) && size(self.groups) > 0) || !(has(self.profiles) &&"
                 " size(self.profiles) > 0)"
             ),
-            message=(
-                "instances.groups cannot be combined with instances.profiles; set profiles in each"
-                " group"
-            ),
+            message=("cannot be combined with instances.profiles; set profiles in each group"),
             holds=lambda i: not i.groups or not i.profiles,
             field="groups",
         ),

@@ -94,8 +94,7 @@ class Warmup(ApiModel):
         FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !has(self.batchSizes)",
             message=(
-                "batchSizes has no effect when mode is Disabled; remove batchSizes, or set mode to"
-                " Enabled"
+                "has no effect when mode is Disabled; remove batchSizes, or set mode to Enabled"
             ),
             holds=lambda w: w.mode is Switch.ENABLED or not w.batch_sizes,
             field="batchSizes",
@@ -145,7 +144,7 @@ class TensorRT(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.precision) && self.precision == 'INT8') == has(self.calibrationTable)",
-            message="calibrationTable is required for precision INT8 and not allowed otherwise",
+            message="is required for precision INT8 and not allowed otherwise",
             holds=lambda t: (t.precision is Precision.INT8) == (t.calibration_table is not None),
             field="calibrationTable",
         ),
@@ -218,7 +217,7 @@ class TokenLengths(ApiModel):
                 " has(self.max))"
             ),
             message=(
-                "lengths.profiles cannot be combined with lengths.min and lengths.max; remove"
+                "cannot be combined with lengths.min and lengths.max; remove"
                 " profiles, or min and max"
             ),
             holds=lambda r: not r.profiles or (r.min is None and r.max is None),
@@ -226,7 +225,7 @@ class TokenLengths(ApiModel):
         ),
         FieldRule(
             cel="!has(self.min) || !has(self.max) || self.min <= self.max",
-            message="lengths.max must be at least lengths.min",
+            message="must be at least lengths.min",
             holds=lambda r: r.min is None or r.max is None or r.min <= r.max,
             field="max",
         ),

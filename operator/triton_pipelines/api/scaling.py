@@ -118,7 +118,7 @@ class PodBounds(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.min) ? self.min : 1) <= self.max",
-            message="pods.min must be at most pods.max",
+            message="must be at most pods.max",
             holds=lambda p: p.low <= p.max,
             field="min",
         ),
@@ -231,7 +231,7 @@ class Scaling(ApiModel):
                 "!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >="
                 " (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)"
             ),
-            message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
+            message="must be at least targetUtilizationPercent",
             holds=lambda s: (
                 s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target
             ),
@@ -242,7 +242,7 @@ class Scaling(ApiModel):
                 "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds :"
                 " 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
             ),
-            message="windows.fastSeconds must be at most windows.slowSeconds",
+            message="must be at most windows.slowSeconds",
             holds=lambda s: s.windows.fast <= s.windows.slow,
             field="windows.fastSeconds",
         ),

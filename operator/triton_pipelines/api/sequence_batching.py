@@ -71,7 +71,7 @@ class SequenceControl(ApiModel):
                 " 'BOOL'])"
             ),
             message=(
-                "dataType must be INT32, FP32 or BOOL for START, READY and END, and UINT64, INT64,"
+                "must be INT32, FP32 or BOOL for START, READY and END, and UINT64, INT64,"
                 " UINT32, INT32 or STRING for CORRID"
             ),
             holds=lambda c: (
@@ -219,9 +219,7 @@ class SequenceBatching(ApiModel):
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message=(
-                "maxCandidateSequences is required for strategy Oldest and not allowed for Direct"
-            ),
+            message=("is required for strategy Oldest and not allowed for Direct"),
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),
@@ -243,7 +241,7 @@ class SequenceBatching(ApiModel):
         ),
         FieldRule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
-            message="minimumSlotUtilizationPercent is allowed only with strategy Direct",
+            message="is allowed only with strategy Direct",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None
             ),

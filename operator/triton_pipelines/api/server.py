@@ -97,8 +97,7 @@ class Gpu(ApiModel):
                 " (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')"
             ),
             message=(
-                "claimTemplate replaces count and resourceName, because the template defines both;"
-                " remove them"
+                "replaces count and resourceName, because the template defines both; remove them"
             ),
             holds=lambda g: (
                 g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu")

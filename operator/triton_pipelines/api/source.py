@@ -127,14 +127,14 @@ class SourceSpec(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
-            message="region is allowed only with an s3:// source; remove it",
+            message="is allowed only with an s3:// source; remove it",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message=(
-                "endpoint is allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
+                "is allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
                 " into the URI, or remove endpoint"
             ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
@@ -207,8 +207,7 @@ class ModelSource(SourceSpec):
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
             message=(
-                "fileName selects a file in a folder, but a configmap:// source is a single file;"
-                " remove it"
+                "selects a file in a folder, but a configmap:// source is a single file; remove it"
             ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",

@@ -211,13 +211,13 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="(has(self.platform) && self.platform == 'python') == has(self.python)",
-            message="python is required for platform python and not allowed for other platforms",
+            message="is required for platform python and not allowed for other platforms",
             holds=lambda m: (m.platform is Platform.PYTHON) == (m.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.vllm) || has(self.platform) && self.platform == 'vllm'",
-            message="vllm is allowed only with platform vllm",
+            message="is allowed only with platform vllm",
             holds=lambda m: m.vllm is None or m.platform is Platform.VLLM,
             field="vllm",
         ),
@@ -226,7 +226,7 @@ class StepFields(ApiModel):
                 "has(self.outputs) && size(self.outputs) > 0 || has(self.platform) &&"
                 " self.platform == 'vllm'"
             ),
-            message="outputs is required; list each output tensor with dataType and dims",
+            message="is required; list each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
         ),
@@ -253,7 +253,7 @@ class StepFields(ApiModel):
             " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) &&"
             " self.dynamicBatching.mode == 'Disabled')",
             message=(
-                "batchStrategy requires dynamicBatching with mode Enabled and cannot be combined"
+                "requires dynamicBatching with mode Enabled and cannot be combined"
                 " with sequenceBatching"
             ),
             holds=lambda m: (
@@ -271,7 +271,7 @@ class StepFields(ApiModel):
                 " size(self.instances.profiles) > 0) || has(self.platform) && self.platform =="
                 " 'tensorrt_plan'"
             ),
-            message="instances.profiles is allowed only with platform tensorrt_plan",
+            message="is allowed only with platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
@@ -294,7 +294,7 @@ class StepFields(ApiModel):
                 " > 0) || has(self.platform) && self.platform == 'tensorrt_plan'"
             ),
             message=(
-                "lengths.profiles is allowed only with platform tensorrt_plan; use lengths.min and"
+                "is allowed only with platform tensorrt_plan; use lengths.min and"
                 " lengths.max for other platforms"
             ),
             holds=lambda m: (
@@ -308,7 +308,7 @@ class StepFields(ApiModel):
                 " && self.platform == 'onnxruntime_onnx'"
             ),
             message=(
-                "optimization.tensorrt is allowed only with platform onnxruntime_onnx, because it"
+                "is allowed only with platform onnxruntime_onnx, because it"
                 " configures TensorRT in the ONNX Runtime backend"
             ),
             holds=lambda m: (

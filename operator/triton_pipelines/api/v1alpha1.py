@@ -176,7 +176,7 @@ class PipelineSpec(ApiModel):
                 " self.tokenizer.modelName) && (!has(self.model) || self.postprocess.modelName !="
                 " self.model.modelName)"
             ),
-            message="postprocess.modelName must differ from the modelName of tokenizer and model",
+            message="must differ from the modelName of tokenizer and model",
             holds=lambda s: (
                 s.postprocess.type in (None, PostprocessType.NONE)
                 or s.postprocess.model_name not in _slot_names(s)
@@ -189,10 +189,7 @@ class PipelineSpec(ApiModel):
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
             " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type"
             " == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
-            message=(
-                "ensemble.modelName must differ from the modelName of tokenizer, model and"
-                " postprocess"
-            ),
+            message=("must differ from the modelName of tokenizer, model and postprocess"),
             holds=lambda s: (
                 s.ensemble.model_name is None
                 or s.ensemble.model_name not in _slot_names(s, postprocess=True)
@@ -232,7 +229,7 @@ class PipelineSpec(ApiModel):
                 " !has(self.ensemble) || !has(self.ensemble.entryPoint)"
             ),
             message=(
-                "repeatedSteps cannot be combined with ensemble.entryPoint, because custom code"
+                "cannot be combined with ensemble.entryPoint, because custom code"
                 " then calls the models; remove one of them"
             ),
             holds=lambda s: not s.repeated_steps or s.ensemble.entry_point is None,
