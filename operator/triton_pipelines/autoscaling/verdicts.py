@@ -197,7 +197,7 @@ def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
 def _unbatched_text(gpu: GpuSignal) -> str:
     return (
         f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while"
-        f" {_requests(gpu.pending)} queued: shapes differ or dynamic batching is off; see"
+        f" {counted(round(gpu.pending), 'is', 'are')} queued: shapes differ or dynamic batching is off; see"
         " spec.tokenizer.padding and the step's dynamicBatching"
     )
 
