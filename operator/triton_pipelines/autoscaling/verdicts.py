@@ -197,8 +197,8 @@ def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
 def _unbatched_text(gpu: GpuSignal) -> str:
     return (
         f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while"
-        f" {counted(round(gpu.pending), 'is', 'are')} queued: shapes differ or dynamic batching is off; see"
-        " spec.tokenizer.padding and the step's dynamicBatching"
+        f" {counted(round(gpu.pending), 'is', 'are')} queued: shapes differ or dynamic batching is"
+        " off; see spec.tokenizer.padding and the step's dynamicBatching"
     )
 
 
