@@ -206,7 +206,8 @@ async def _probe_inference(
             # failed at once.
             return replace(state, inference_ok=True)
         # A busy pod is not broken: a long or full queue does not mean that outputs are wrong.
-        late = isinstance(error, DeadlineError)
+        # A stream may last: its inference is complete only when it ends.
+        late = isinstance(error, DeadlineError) and not request.stream
         completed = await _completed_inferences(client, ensemble) if late else None
         return replace(state, error=str(error), completed=completed)
     except UnreachableError as error:
