@@ -43,6 +43,8 @@ Golden = dict[str, dict[str, list[str]]]
 _VARYING = (
     (re.compile(rf"{re.escape(str(ROOT))}(?![\w-])"), "<root>"),
     (re.compile(r"\b(127\.0\.0\.1(?::|', )|localhost:)\d{2,5}\b"), r"\1<port>"),
+    # How well a layer compresses depends on the library.
+    (re.compile(r"\b\d+\.\d [KM]iB that unpacks"), "<size> that unpacks"),
     # A hash of a revision or of a spec: some hex digits, some of them letters.
     (re.compile(r"(?<![\w.])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{8,10}(?![\w.])"), "<hash>"),
 )

@@ -7,9 +7,9 @@ unloaded, the server stays "ready" (measured, Triton 2.51.0).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -133,8 +133,21 @@ class PodConnection:
     """A connection to a pod, and what was read over it."""
 
     client: TritonClient
+    clock: Callable[[], float] = time.monotonic
+    """Returns the current time in seconds."""
     config: ModelConfig | None = None
     """What a probe needs of the config of the ensemble; ``None`` before it is read."""
+    config_read_at: float = 0.0
+    """Time of :attr:`clock` at which the config was read."""
+
+    async def read_config(self, ensemble: str, end: float) -> ModelConfig:
+        """Read what a probe needs of the config, which may be large; ``end`` is monotonic."""
+        config = await self.client.model_config(ensemble, end - time.monotonic())
+        self.config_read_at = self.clock()
+        self.config = ModelConfig(
+            max_batch_size=config.max_batch_size, output=config.output[:_OUTPUTS_MAX]
+        )
+        return self.config
 
 
 async def probe_over(
@@ -178,10 +191,11 @@ async def _probe_inference(
     """Run the test inference and add its result to ``state``; ``end`` is monotonic."""
     client, begin = connection.client, time.monotonic()
     try:
-        if connection.config is None:
-            connection.config = _declared(await client.model_config(ensemble, end - begin))
+        is_cached = connection.config is not None
+        if not is_cached:
+            await connection.read_config(ensemble, end)
             begin = time.monotonic()
-        fault, used_fallback = await _find_fault(client, ensemble, connection.config, request, end)
+        fault, used_fallback = await _find_fault(connection, ensemble, request, end, is_cached)
     except TooLargeError:
         # The response came, so every step works; only its content is not checked.
         took = time.monotonic() - begin
@@ -192,7 +206,8 @@ async def _probe_inference(
             # failed at once.
             return replace(state, inference_ok=True)
         # A busy pod is not broken: a long or full queue does not mean that outputs are wrong.
-        late = isinstance(error, DeadlineError)
+        # A stream may last: its inference is complete only when it ends.
+        late = isinstance(error, DeadlineError) and not request.stream
         completed = await _completed_inferences(client, ensemble) if late else None
         return replace(state, error=str(error), completed=completed)
     except UnreachableError as error:
@@ -239,19 +254,15 @@ async def _completed_inferences(client: TritonClient, ensemble: str) -> int | No
     return sum(int(model.inference_count) for model in statistics)
 
 
-def _declared(config: Any) -> ModelConfig:
-    """Return what the check of the outputs needs of a config, which may be large."""
-    outputs = config.output[:_OUTPUTS_MAX]
-    return ModelConfig(max_batch_size=config.max_batch_size, output=outputs)
-
-
 async def _find_fault(
-    client: TritonClient, ensemble: str, config: Any, request: ProbeRequest, end: float
+    connection: PodConnection, ensemble: str, request: ProbeRequest, end: float, is_cached: bool
 ) -> tuple[OutputFault | None, bool]:
     """Return the fault of the outputs, and whether it is that of the fallback inputs.
 
-    Raises what the client raises; ``end`` is monotonic.
+    Raises what the client raises; ``end`` is monotonic. ``is_cached`` is whether the connection's
+    config was read by an earlier probe.
     """
+    client = connection.client
 
     async def fault_of(sent: ProbeRequest) -> OutputFault | None:
         infer = client.first_response if sent.stream else client.infer
@@ -262,7 +273,11 @@ async def _find_fault(
             request_id=REQUEST_ID,
             sequence_id=sent.sequence_id,
         )
-        return find_output_fault(config, sent, outputs)
+        fault = find_output_fault(connection.config, sent, outputs)
+        if fault is None or not is_cached:
+            return fault
+        # The model may have been loaded with another config since.
+        return find_output_fault(await connection.read_config(ensemble, end), sent, outputs)
 
     if request.fallback_inputs is None:
         return await fault_of(request), False

@@ -1,9 +1,13 @@
-"""Keep a connection to each probed pod, so that its next probe opens none and reads no config."""
+"""Keep a connection to each probed pod, so that its next probe opens none and reads no config.
+
+A wrong output is checked against the config as it is now: see :func:`.probe.probe_over`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +25,8 @@ from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 CONNECTIONS_MAX: Final = 2000
 """Maximum number of kept connections, 50 KiB each. Probes of further pods open their own."""
+CONFIG_SECONDS: Final = 600.0
+"""Seconds until a config is read again: the outputs may still be those of an earlier one."""
 # A larger config is read for each probe. Pods choose its size.
 _CONFIG_BYTES_MAX: Final = 16 * 1024
 
@@ -45,6 +51,8 @@ class ProbeConnections:
 
     maximum: int = CONNECTIONS_MAX
     """Maximum number of kept connections."""
+    clock: Callable[[], float] = time.monotonic
+    """Returns the current time in seconds, for the age of configs."""
     _kept: dict[str, tuple[PodEndpoint, PodConnection]] = field(default_factory=dict)
     """By pod uid, while no probe uses them."""
     _large: set[str] = field(default_factory=set)
@@ -69,16 +77,18 @@ class ProbeConnections:
             deadline_s: seconds for the whole probe.
         """
         end = time.monotonic() + deadline_s
-        connection = self._take(pod, endpoint)
+        connection, unchecked = self._take(pod, endpoint), None
+        was_kept = connection is not None
+        if connection is None and pod not in self._large and len(self._kept) < self.maximum:
+            connection = await self._connect(endpoint)
         if connection is not None:
             result = await self._probe_over(pod, endpoint, connection, request, end)
-            if not result.is_unreachable and not result.is_unchecked:
+            if result.is_unchecked:
+                unchecked = result
+            elif not (was_kept and result.is_unreachable):
                 return result
-        elif pod not in self._large and len(self._kept) < self.maximum:
-            result = await self._probe_over(pod, endpoint, await _connect(endpoint), request, end)
-            if not result.is_unchecked:
-                return result
-        return await probe(
+        # A connection of its own may accept larger outputs, and check them.
+        found = await probe(
             endpoint.address,
             endpoint.ensemble,
             endpoint.control_key,
@@ -86,6 +96,7 @@ class ProbeConnections:
             end - time.monotonic(),
             endpoint.tls,
         )
+        return unchecked if unchecked is not None and found.error else found
 
     def close(self, pod: str) -> None:
         """Close the connection to a pod that is gone.
@@ -105,10 +116,13 @@ class ProbeConnections:
         kept = self._kept.pop(pod, None)
         if kept is None:
             return None
-        if kept[0] == endpoint:
-            return kept[1]
-        self._close(kept[1])
-        return None
+        former, connection = kept
+        if former != endpoint:
+            self._close(connection)
+            return None
+        if self.clock() - connection.config_read_at >= CONFIG_SECONDS:
+            connection.config = None
+        return connection
 
     async def _probe_over(
         self,
@@ -127,17 +141,19 @@ class ProbeConnections:
             is_kept = not result.error and not result.is_unchecked
         finally:
             if is_kept:
-                self._keep(pod, endpoint, connection, is_correct=not result.inference_error)
+                self._keep(pod, endpoint, connection)
             else:
                 self._close(connection)
         return result
 
-    def _keep(
-        self, pod: str, endpoint: PodEndpoint, connection: PodConnection, *, is_correct: bool
-    ) -> None:
-        config = connection.config
-        if config is not None and not (is_correct and config.ByteSize() <= _CONFIG_BYTES_MAX):
-            connection.config = None  # Outputs that seem wrong are checked against what it is now.
+    def _keep(self, pod: str, endpoint: PodEndpoint, connection: PodConnection) -> None:
+        """Keep a connection if there is room, instead of one of a probe at the same time."""
+        self.close(pod)
+        if len(self._kept) >= self.maximum:
+            self._close(connection)
+            return
+        if connection.config is not None and connection.config.ByteSize() > _CONFIG_BYTES_MAX:
+            connection.config = None
         self._kept[pod] = endpoint, connection
 
     def _close(self, connection: PodConnection) -> None:
@@ -145,13 +161,12 @@ class ProbeConnections:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-
-async def _connect(endpoint: PodEndpoint) -> PodConnection:
-    tls = await accepted_identity(endpoint.address, endpoint.tls)
-    client = TritonClient(
-        endpoint.address,
-        endpoint.control_key,
-        max_response_bytes=SMALL_RESPONSE_BYTES,
-        tls=tls,
-    )
-    return PodConnection(client)
+    async def _connect(self, endpoint: PodEndpoint) -> PodConnection:
+        tls = await accepted_identity(endpoint.address, endpoint.tls)
+        client = TritonClient(
+            endpoint.address,
+            endpoint.control_key,
+            max_response_bytes=SMALL_RESPONSE_BYTES,
+            tls=tls,
+        )
+        return PodConnection(client, self.clock)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.portforward import MetricsPage, PortForwarder, counters, pod
-from tests.unit.cli.conftest import Run, Serve, told
+from tests.unit.cli.conftest import Run, Serve, response
 from tests.unit.cli.test_scaling import pipeline
 from tests.unit.cli.test_status import kubeconfig
 from triton_pipelines.cli.live_figures import LiveFigures
@@ -115,7 +115,7 @@ def test_a_watch_shows_the_status_where_pods_cannot_be_read(
     tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API server of this test forwards no ports, as without the right to do so."""
-    url = server({"GET": told(pipeline())}).partition("/v2")[0]
+    url = server({"GET": response(pipeline())}).partition("/v2")[0]
 
     async def end(_: float) -> None:
         raise KeyboardInterrupt

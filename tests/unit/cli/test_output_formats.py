@@ -12,7 +12,7 @@ import typer
 import typer.testing
 import yaml
 
-from tests.unit.cli.conftest import Run, Serve, told
+from tests.unit.cli.conftest import Run, Serve, response
 from tests.unit.cli.test_commands import METADATA
 from tests.unit.cli.test_scaling import pipeline
 from tests.unit.cli.test_status import kubeconfig
@@ -77,7 +77,7 @@ def test_a_response_is_wide_or_for_programs(tritonpipe: Run, server: Serve) -> N
             {"name": "A", "datatype": "BYTES", "shape": [1, 1], "data": ["x" * 200]},
         ],
     }
-    url = server({"GET": told(METADATA), "POST": told(answer)})
+    url = server({"GET": response(METADATA), "POST": response(answer)})
     assert "x" * 200 not in tritonpipe("infer", url, "a").out.replace("\n", "")
     wide = tritonpipe("infer", url, "a", "-o", "wide").out
     assert "4.875" in wide
@@ -94,14 +94,14 @@ def test_without_a_name_every_pipeline_is_shown(
     other = pipeline("Balanced")
     other["metadata"] = {"namespace": "other", "name": "topics"}
     listed = {"metadata": {}, "items": [pipeline(), other]}
-    file = kubeconfig(tmp_path / "config", server({"GET": told(listed)}).partition("/v2")[0])
+    file = kubeconfig(tmp_path / "config", server({"GET": response(listed)}).partition("/v2")[0])
     text = tritonpipe(command, "-A", "--kubeconfig", file).out
     assert text.index("nlp/sentiment") < text.index("other/topics")
     found = json.loads(tritonpipe(command, "-A", "-o", "json", "--kubeconfig", file).out)
     assert [item["name"] for item in found] == ["sentiment", "topics"]
     refused = tritonpipe(command, "sentiment", "-A", "--kubeconfig", file)
     assert refused.code == 2
-    server({"GET": told({"metadata": {}, "items": []})})
+    server({"GET": response({"metadata": {}, "items": []})})
     assert "no pipelines found in namespace nlp" in tritonpipe(command, "--kubeconfig", file).out
 
 
@@ -110,7 +110,7 @@ def test_figures_have_the_time_of_their_last_change(
 ) -> None:
     document = pipeline()
     document["status"]["scaling"]["figuresTime"] = "2026-01-01T12:00:07Z"
-    file = kubeconfig(tmp_path / "config", server({"GET": told(document)}).partition("/v2")[0])
+    file = kubeconfig(tmp_path / "config", server({"GET": response(document)}).partition("/v2")[0])
     assert (
         "figures of 2026-01-01T12:00:07Z"
         in tritonpipe("scaling", "sentiment", "--kubeconfig", file).out

@@ -5,6 +5,7 @@ Probes are ``health.periodSeconds`` apart, on a clock that the test moves.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Sequence
 from typing import Any
@@ -151,3 +152,38 @@ async def test_the_connection_to_a_pod_that_is_gone_is_closed(is_deleted: bool) 
         store.remove(PODS, KEY[0], client.pod["metadata"]["name"])
     await reconciler.reconcile(KEY)
     assert closed == [client.pod["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["pod", "pipeline"])
+async def test_the_connection_to_a_pod_that_is_gone_is_closed_after_its_probe(
+    is_deleted: bool,
+) -> None:
+    store, events, is_closed = Store(), list[str](), asyncio.Event()
+
+    async def look(*_: object) -> Probe:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            events.append("probe ended")
+        raise AssertionError
+
+    def close(_: str) -> None:
+        events.append("connection closed")
+        is_closed.set()
+
+    document = stored()
+    client = TakingClient(document)
+    store.put(INFERENCE_PIPELINES, document)
+    reconciler = reconciler_of(client, store, prober=look)
+    reconciler._probes.release = close
+    await reconciler.reconcile(KEY)
+    store.put(PODS, client.pod)
+    await reconciler.reconcile(KEY)
+    assert events == []
+    if is_deleted:
+        store.remove(INFERENCE_PIPELINES, *KEY)
+    else:
+        store.remove(PODS, KEY[0], client.pod["metadata"]["name"])
+    await reconciler.reconcile(KEY)
+    await is_closed.wait()
+    assert events == ["probe ended", "connection closed"]

@@ -18,6 +18,7 @@ from triton_pipelines.api.loadplan import LoadReport, ReportSource, ResolvedSour
 from triton_pipelines.controllers.pipeline.pod_problems import problem_of
 from triton_pipelines.controllers.pipeline.policies.pod_repair import (
     REPAIR_INTERVAL,
+    REPAIR_INTERVAL_MAX,
     PodRepairs,
     choose_repairs,
 )
@@ -106,10 +107,11 @@ def decide(
     probes: dict[str, Probe] | None = None,
     state: PodRepairState | None = None,
     now: dt.datetime = START,
+    probe_age_max: dt.timedelta = dt.timedelta(days=2),
 ) -> PodRepairs:
     resolved = ResolvedSources.model_validate(RESOLVED).root
     observed = Snapshot({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
-    return choose_repairs(observed, resolved, state or PodRepairState(), now)
+    return choose_repairs(observed, resolved, state or PodRepairState(), now, probe_age_max)
 
 
 # --- content --------------------------------------------------------------------------------------
@@ -192,6 +194,7 @@ def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
 
 
 GOOD = looks("good")
+DEAD = looks(*["dead"] * DEAD_PROBES_ALONE)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +252,48 @@ def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
     assert healed(pod("b"), probes={"b": broken}, state=state, now=START + REPAIR_INTERVAL) == ["b"]
 
 
+def test_repairs_in_a_row_are_further_and_further_apart() -> None:
+    state, now, gaps = PodRepairState(), START, []
+    last = START
+    while now < START + dt.timedelta(hours=20):
+        found = decide(pod("a"), probes={"a": DEAD}, state=state, now=now)
+        if found.pods:
+            gaps.append(now - last)
+            last = now
+        state = PodRepairState.parse(found.state.to_document())
+        now += dt.timedelta(minutes=1)
+    minutes = [gap.total_seconds() / 60 for gap in gaps]
+    assert minutes == [0, 10, 20, 40, 80, 160, 240, 240, 240]
+    # Long after the last one, the intervals are short again.
+    later = now + 2 * REPAIR_INTERVAL_MAX
+    assert decide(pod("a"), probes={"a": DEAD}, state=state, now=later).state.count == 1
+
+
+def test_an_old_probe_says_nothing_about_its_pod() -> None:
+    old = dt.timedelta(minutes=2)
+    just = decide(pod("a"), probes={"a": DEAD}, now=START + old, probe_age_max=old)
+    assert [one.name for one in just.pods] == ["a"]
+    late = START + old + dt.timedelta(seconds=1)
+    assert decide(pod("a"), probes={"a": DEAD}, now=late, probe_age_max=old).pods == ()
+    # Nor does it say that another pod serves.
+    beside = looks(*["dead"] * DEAD_PROBES)
+    aged = {"a": beside, "b": looks("good", ago=300)}
+    assert decide(pod("a"), pod("b"), probes=aged, probe_age_max=old).pods == ()
+
+
+def test_a_pod_that_missed_the_last_probe_may_have_the_same_fault() -> None:
+    broken = looks(*["dead"] * DEAD_PROBES)
+    missed = looks("good", "late")
+    assert missed.is_healthy
+    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": missed}) == []
+
+
+def test_a_restart_of_the_server_forgets_its_answers() -> None:
+    starting = Probe(START, False).merged_with(GOOD)
+    assert not starting.has_answered
+    assert looks("good", "wrong").has_answered
+
+
 def test_a_clock_that_is_set_back_does_not_delay_a_repair() -> None:
     broken = looks(*["dead"] * DEAD_PROBES_ALONE)
     later = START + dt.timedelta(days=1)
@@ -273,9 +318,11 @@ def test_a_time_that_cannot_be_read_is_forgotten(text: str) -> None:
 @pytest.mark.parametrize(
     ("said", "alone", "beside"),
     [
-        (["wrong"] * (LOST_PROBES - 1), False, False),
-        (["wrong"] * LOST_PROBES, False, True),
-        (["wrong"] * LOST_PROBES_ALONE, True, True),
+        (["good"] + ["wrong"] * (LOST_PROBES - 1), False, False),
+        (["good"] + ["wrong"] * LOST_PROBES, False, True),
+        (["good"] + ["wrong"] * LOST_PROBES_ALONE, True, True),
+        # The example never worked: its failure says nothing about the device.
+        (["wrong"] * 20, False, False),
         (["good", *["hung"] * HUNG_PROBES], True, True),
         # A device that is reported as unhealthy, and works: there may be no other one.
         (["good"] * 20, False, False),
@@ -348,18 +395,19 @@ def test_a_pod_that_does_not_start_again_because_its_shared_memory_is_full_is_re
 @pytest.mark.parametrize(
     ("said", "alone", "beside"),
     [
-        (["hung"] * (HUNG_PROBES - 1), False, False),
-        (["hung"] * HUNG_PROBES, False, True),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1), False, False),
         (["good"] + ["hung"] * HUNG_PROBES, False, True),
-        (["hung"] * (HUNG_PROBES_ALONE - 1), False, True),
-        (["hung"] * HUNG_PROBES_ALONE, True, True),
+        (["good"] + ["hung"] * (HUNG_PROBES_ALONE - 1), False, True),
+        (["good"] + ["hung"] * HUNG_PROBES_ALONE, True, True),
+        # Every inference takes longer than a probe waits: slow, or still warming up.
+        (["hung"] * 3 * HUNG_PROBES_ALONE, False, False),
         # Clients of a busy pod get responses, though the probe waits behind them.
         (["busy"] * 3 * HUNG_PROBES_ALONE, False, False),
         # One inference completed, and the count begins again.
-        (["hung"] * (HUNG_PROBES - 1) + ["busy", "hung"], False, False),
-        (["hung"] * HUNG_PROBES_ALONE + ["good"], False, False),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["busy", "hung"], False, False),
+        (["good"] + ["hung"] * HUNG_PROBES_ALONE + ["good"], False, False),
         # Without statistics nothing tells a hung pod from a busy one.
-        (["hung"] * (HUNG_PROBES - 1) + ["late", "hung"], False, False),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["late", "hung"], False, False),
         (["late"] * 3 * HUNG_PROBES_ALONE, False, False),
     ],
 )

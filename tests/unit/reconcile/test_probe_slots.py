@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from tests.support.worlds import START
 from triton_pipelines.controllers.pipeline.probe_slots import (
@@ -37,3 +38,25 @@ async def test_probes_of_one_namespace_leave_slots_to_others() -> None:
     finally:
         end.set()
         await asyncio.gather(*late)
+
+
+async def test_a_canceled_run_ends_after_its_probe() -> None:
+    started, has_ended = asyncio.Event(), False
+
+    async def probe() -> Probe:
+        nonlocal has_ended
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            has_ended = True
+        raise AssertionError
+
+    run = asyncio.create_task(ProbeSlots().run("a", probe, has_hung=False))
+    await started.wait()
+    run.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await run
+    assert run.cancelled()
+    assert has_ended

@@ -17,9 +17,14 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from tests.support.certificates import HOST, Authority
 from triton_pipelines.triton import probe_connections
+from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.output_faults import ProbeRequest
 from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES
-from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnections
+from triton_pipelines.triton.probe_connections import (
+    CONFIG_SECONDS,
+    PodEndpoint,
+    ProbeConnections,
+)
 from triton_pipelines.triton.tls import TlsIdentity
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -35,6 +40,7 @@ class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self.peers: set[str] = set()
         self.columns = self.declared = 1
+        self.inferences_max = 1000  # it refuses more
         self.hangs = False
         self.is_hanging = asyncio.Event()
 
@@ -47,6 +53,8 @@ class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
             if self.hangs:
                 self.is_hanging.set()
                 await asyncio.Event().wait()
+            if self.calls["ModelInfer"] > self.inferences_max:
+                await context.abort(grpc.StatusCode.UNAVAILABLE)
             return bytes(self._answer(method).SerializeToString())
 
         return grpc.unary_unary_rpc_method_handler(once)
@@ -92,6 +100,18 @@ def endpoint(port: int, tls: TlsIdentity | None = None) -> PodEndpoint:
 @pytest.fixture
 def connections() -> Iterator[ProbeConnections]:
     return ProbeConnections()
+
+
+def counted_closings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list whose only item is the number of clients that were closed."""
+    closings, close = [0], TritonClient.close
+
+    async def counted(client: TritonClient) -> None:
+        closings[0] += 1
+        await close(client)
+
+    monkeypatch.setattr(TritonClient, "close", counted)
+    return closings
 
 
 async def closed(connections: ProbeConnections) -> None:
@@ -186,8 +206,26 @@ async def test_outputs_that_seem_wrong_are_checked_against_the_present_config(
     async with listening(pod) as port:
         assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
         pod.columns = pod.declared = 2
-        assert (await connections.probe("uid", endpoint(port), REQUEST)).mismatch
         assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.columns = 3
+        for configs in (3, 4):
+            assert (await connections.probe("uid", endpoint(port), REQUEST)).mismatch
+            assert pod.calls["ModelConfig"] == configs
+    assert pod.calls["ModelInfer"] == 4
+
+
+async def test_a_config_is_read_again_in_time() -> None:
+    """The model is loaded with another config, and its outputs stay those of the former one."""
+    now, pod = 0.0, FakePod()
+    connections = ProbeConnections(clock=lambda: now)
+    async with listening(pod) as port:
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.declared = 2
+        now = CONFIG_SECONDS - 1
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        now = CONFIG_SECONDS
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).mismatch
+    assert len(pod.peers) == 1
 
 
 async def test_large_outputs_are_checked_over_a_connection_of_their_own(
@@ -202,6 +240,45 @@ async def test_large_outputs_are_checked_over_a_connection_of_their_own(
             assert found.mismatch
             assert pod.calls["ModelInfer"] == inferences
         assert len(connections) == 0
+
+
+async def test_outputs_that_only_a_second_inference_could_check_are_taken_for_right(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    pod.columns = SMALL_RESPONSE_BYTES // 4 + 1
+    pod.inferences_max = 1
+    async with listening(pod) as port:
+        found = await connections.probe("uid", endpoint(port), REQUEST)
+    assert pod.calls["ModelInfer"] == 2
+    assert found.healthy
+    assert found.is_unchecked
+
+
+async def test_connections_in_use_count_when_they_are_to_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closings = counted_closings(monkeypatch)
+    connections, pod = ProbeConnections(maximum=2), FakePod()
+    async with listening(pod) as port:
+        probes = (connections.probe(uid, endpoint(port), REQUEST) for uid in "abcd")
+        assert all(found.healthy for found in await asyncio.gather(*probes))
+        await closed(connections)
+    assert len(connections) == 2
+    assert closings == [2]
+
+
+async def test_of_concurrent_probes_of_a_pod_one_connection_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closings = counted_closings(monkeypatch)
+    connections, pod = ProbeConnections(), FakePod()
+    async with listening(pod) as port:
+        probes = (connections.probe("uid", endpoint(port), REQUEST) for _ in range(3))
+        assert all(found.healthy for found in await asyncio.gather(*probes))
+        await closed(connections)
+    assert len(connections) == 1
+    assert closings == [2]
 
 
 async def test_no_more_connections_are_kept_than_allowed() -> None:

@@ -100,10 +100,8 @@ class PodProbes:
         """Drop the results of a deleted pipeline."""
         self._hangs.pop(key, None)
         known, tasks = self._results.pop(key, {}), self._running.pop(key, {})
-        for task in tasks.values():
-            task.cancel()
         for uid in known.keys() | tasks.keys():
-            self.release(uid)
+            self._disconnect(uid, tasks.get(uid))
 
     async def refresh(
         self,
@@ -169,13 +167,19 @@ class PodProbes:
         tasks = self._running.get(key, {})
         for uid in (known.keys() | tasks.keys()) - running.keys():
             known.pop(uid, None)
-            if (task := tasks.pop(uid, None)) is not None:
-                task.cancel()
-            self.release(uid)
+            self._disconnect(uid, tasks.pop(uid, None))
         for uid, hang in list(hangs.items()):
             if uid not in running or running[uid].ready != hang.ready:
                 del hangs[uid]
         return [pod for pod in running.values() if pod.revision in revisions]
+
+    def _disconnect(self, uid: str, task: asyncio.Task[Probe] | None) -> None:
+        """Close the connection to a pod, after its probe, which may still keep it."""
+        if task is None:
+            self.release(uid)
+        else:
+            task.cancel()
+            task.add_done_callback(lambda _: self.release(uid))
 
     def _end(self, key: Key, uid: str, task: asyncio.Task[Probe]) -> None:
         if self._running.get(key, {}).get(uid) is task:

@@ -69,6 +69,11 @@ class Probe:
     response."""
     consecutive_hung: int = 0
     """How many of the last probes got no response while the pod completed no inference."""
+    has_answered: bool = False
+    """Whether the pod has answered a test inference in time since its ensemble became ready.
+
+    Without it, a failing probe may only show that the model is slow or rejects the example.
+    """
 
     @property
     def is_healthy(self) -> bool:
@@ -81,6 +86,9 @@ class Probe:
         A healthy pod is allowed :data:`MISSES_ALLOWED` of those.
         """
         hung = self._hung_since(last)
+        has_answered = self.ensemble_ready and (
+            self.inference_error == "" or (last is not None and last.has_answered)
+        )
         if self.error and last is not None and last.is_healthy and last.misses < MISSES_ALLOWED:
             return replace(
                 last,
@@ -103,6 +111,7 @@ class Probe:
             consecutive_dead=dead,
             consecutive_wrong=wrong,
             consecutive_hung=hung,
+            has_answered=has_answered,
             inference_error=_hung_text(hung) if hung >= HUNG_PROBES else self.inference_error,
         )
 

@@ -78,5 +78,6 @@ class ProbeSlots:
                 await asyncio.wait({task}, timeout=SLOT_SECONDS)
             except asyncio.CancelledError:
                 task.cancel()
+                await asyncio.wait({task})
                 raise
         return await task

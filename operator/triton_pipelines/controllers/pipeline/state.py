@@ -186,10 +186,12 @@ class CpuResizeState(FieldManagersState):
 
 @dataclass(frozen=True, slots=True)
 class PodRepairState(PolicyState):
-    """Pods that were deleted because a backend process had died."""
+    """Pods that were deleted because their probes found a fault."""
 
     repaired: str = ""
     """When one was last deleted (RFC 3339)."""
+    count: int = 0
+    """How many were deleted in a row, each soon after the one before."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:

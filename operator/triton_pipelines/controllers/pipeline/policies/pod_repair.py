@@ -25,6 +25,7 @@ from triton_pipelines.controllers.pipeline.probe_record import (
     LOST_PROBES_ALONE,
     Probe,
 )
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import PodRepairState
 from triton_pipelines.controllers.pipeline.status_events import Event
@@ -32,8 +33,13 @@ from triton_pipelines.controllers.timestamps import rfc3339, timestamp
 
 from .kept_revisions import KeptRevisions
 
-# Least time between two such deletions: a new pod does not fix a fault that comes back at once.
+# Least time between two such deletions: a new pod does not fix a fault that comes back at once. It
+# doubles with each deletion, up to the maximum, until none was due for twice that time.
 REPAIR_INTERVAL = dt.timedelta(minutes=10)
+REPAIR_INTERVAL_MAX = dt.timedelta(hours=4)
+# A pod is judged by a probe of at most this age, plus two periods of the probes: pods of a paused
+# pipeline, for example, are not probed.
+_PROBE_AGE = dt.timedelta(minutes=1)
 
 _FULL = "its shared memory (/dev/shm) is full"
 
@@ -52,15 +58,34 @@ class PodRepairs:
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Delete pods that loaded other content than recorded, or that their probes find broken."""
-    repairs = choose_repairs(snapshot, draft.of(KeptRevisions).sources, draft.state.pod_repair, now)
+    period = draft.of(ReconciledSpec).pipeline.spec.health.period_seconds
+    repairs = choose_repairs(
+        snapshot,
+        draft.of(KeptRevisions).sources,
+        draft.state.pod_repair,
+        now,
+        _PROBE_AGE + 2 * dt.timedelta(seconds=period),
+    )
     deleted = tuple(Deletion("Pod", pod.name, pod.uid) for pod in repairs.pods)
     return Outcome(repairs, (repairs.state,), delete=deleted, events=repairs.events)
 
 
 def choose_repairs(
-    snapshot: Snapshot, resolved: Resolved, state: PodRepairState, now: dt.datetime
+    snapshot: Snapshot,
+    resolved: Resolved,
+    state: PodRepairState,
+    now: dt.datetime,
+    probe_age_max: dt.timedelta,
 ) -> PodRepairs:
-    """Return the pods to delete. ``resolved``: what each revision was first loaded from."""
+    """Return the pods to delete.
+
+    Args:
+        snapshot: What was observed.
+        resolved: What each revision was first loaded from.
+        state: When pods were last deleted because of their probes.
+        now: The current time (UTC).
+        probe_age_max: Age from which a probe says nothing about its pod any more.
+    """
     changed = _diverged(snapshot.pods, resolved)
     to_delete = _to_reload(snapshot.pods, changed)
     events = [
@@ -73,18 +98,30 @@ def choose_repairs(
         )
         for pod in to_delete
     ]
-    last = timestamp(state.repaired) if state.repaired else None
-    # A time in the future comes from a clock that has been set back since.
-    is_recent = last is not None and dt.timedelta(0) <= now - last < REPAIR_INTERVAL
-    broken = None if is_recent else _broken(snapshot, to_delete)
+    probes = {
+        uid: probe for uid, probe in snapshot.probes.items() if now - probe.at <= probe_age_max
+    }
+    is_due, count = _due(state, now)
+    broken = _broken(snapshot.pods, probes, to_delete) if is_due else None
     if broken is not None:
         pod, fault = broken
         to_delete.append(pod)
-        state = PodRepairState(rfc3339(now))
+        state = PodRepairState(rfc3339(now), count)
         error = snapshot.probes[pod.uid].inference_error
         note = f"pod {pod.name} is deleted because {fault.cause}" + (f": {error}" if error else "")
         events.append(Event(True, fault.event, "DeletePod", note))
     return PodRepairs(tuple(to_delete), tuple(events), state, dict(changed.values()))
+
+
+def _due(state: PodRepairState, now: dt.datetime) -> tuple[bool, int]:
+    """Return whether a pod may be deleted, and how many in a row that would then be."""
+    last = timestamp(state.repaired) if state.repaired else None
+    # A time in the future comes from a clock that has been set back since.
+    if last is None or now < last:
+        return True, 1
+    interval = min(REPAIR_INTERVAL * 2 ** min(max(state.count - 1, 0), 10), REPAIR_INTERVAL_MAX)
+    since = now - last
+    return since >= interval, state.count + 1 if since < 2 * interval else 1
 
 
 def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
@@ -141,15 +178,18 @@ class _Fault:
     """The same if no other pod serves."""
 
 
-def _broken(snapshot: Snapshot, to_delete: Sequence[Pod]) -> tuple[Pod, _Fault] | None:
+def _broken(
+    pods: Sequence[Pod], probes: Mapping[str, Probe], to_delete: Sequence[Pod]
+) -> tuple[Pod, _Fault] | None:
     """Return the first pod that has to be recreated because of its probes."""
-    for pod in snapshot.pods:
-        fault = _fault_of(pod, snapshot.probes.get(pod.uid))
+    for pod in pods:
+        fault = _fault_of(pod, probes.get(pod.uid))
         if fault is None or pod.deleting or pod in to_delete:
             continue
         another_serves = any(
-            (probe := snapshot.probes.get(other.uid)) is not None and probe.is_healthy
-            for other in snapshot.pods
+            # A pod that missed the last probes may have the same fault.
+            (probe := probes.get(other.uid)) is not None and probe.is_healthy and not probe.misses
+            for other in pods
             if other.serving and other.uid != pod.uid and other not in to_delete
         )
         if fault.is_certain if another_serves else fault.is_certain_alone:
@@ -167,7 +207,7 @@ def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
         return _Fault("SharedMemoryFull", _FULL, True, True) if is_full else None
     if not probe.inference_error:
         return None
-    if devices := pod.unhealthy_devices:
+    if probe.has_answered and (devices := pod.unhealthy_devices):
         # While inferences succeed, the pod stays: there may be no other device for a new one.
         shown = ", ".join(devices)
         cause = (
@@ -191,7 +231,7 @@ def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
             probe.consecutive_wrong >= DEAD_PROBES,
             probe.consecutive_wrong >= DEAD_PROBES_ALONE,
         )
-    if probe.consecutive_hung >= HUNG_PROBES:
+    if probe.has_answered and probe.consecutive_hung >= HUNG_PROBES:
         return _Fault(
             "ModelHung",
             "it completes no inference",
