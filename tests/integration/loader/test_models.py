@@ -121,7 +121,10 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        (model(pinned=3), "version 3 is requested, but the source has only versions 1 and 2; publish version 3"),
+        (
+            model(pinned=3),
+            "version 3 is requested, but the source has only versions 1 and 2; publish version 3",
+        ),
         (
             model("pvc://models/bert/1", versions=PlanVersions(all=True)),
             "requests several versions of the model, but the source is a folder without",

@@ -45,7 +45,10 @@ def barred() -> Tuning:
     return world.settle()
 
 
-BEGUN = "Auto: spec.model: tensorrt_plan batches only requests of the same shape, so every row has 512 tokens; "
+BEGUN = (
+    "Auto: spec.model: tensorrt_plan batches only requests of the same shape, so every row has 512"
+    " tokens; "
+)
 
 
 @pytest.mark.parametrize(
