@@ -47,14 +47,13 @@ from triton_pipelines.api import names
 pytestmark = pytest.mark.timeout(600, func_only=True)
 """All cases take place during the first test."""
 
-HANG, EXHAUST, FILL, LOSE = "hang", "exhaust", "fill", "lose"
+EXHAUST, FILL, LOSE = "exhaust", "fill", "lose"
 """Texts that cause a fault.
 
-They cause an endless inference, memory without end, full /dev/shm, and the errors of a lost GPU.
+They cause memory without end, full /dev/shm, and the errors of a lost GPU.
 """
 CODE = f"""
 import socket
-import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -83,8 +82,6 @@ class TritonPythonModel:
 
     def cause_fault(self, text):
         kept = []
-        while text == {HANG!r}:
-            time.sleep(60)
         while text == {EXHAUST!r}:
             kept.append(np.ones(8 << 20))
         self.lost |= text == {LOSE!r}
@@ -274,7 +271,6 @@ def _der(content: Mapping[str, bytes]) -> bytes:
 
 
 FAULTS = {
-    HANG: "ModelHung",
     EXHAUST: "BackendProcessDied",
     FILL: "SharedMemoryFull",
     LOSE: "DeviceUnhealthy",

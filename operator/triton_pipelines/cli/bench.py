@@ -14,7 +14,7 @@ from triton_pipelines.tools.loadgen import InferenceProtocol, LoadSpec, SweepRes
 from triton_pipelines.tools.loadgen.plots import svg
 
 from .bench_loads import BenchRequests, build_requests
-from .bench_options import BenchOutput, LoadOptions, RequestOptions
+from .bench_options import BenchLoadOptions, BenchOutput, RequestOptions
 from .bench_report import BASELINE, BenchReport, as_csv, bench_document, chart, tables
 from .bench_run import (
     check_answered,
@@ -45,7 +45,7 @@ def bench(
             "http(s)://HOST:PORT/v2/models/MODEL; over gRPC, grpc(s)://….",
         ),
     ],
-    load: LoadOptions,
+    load: BenchLoadOptions,
     content: RequestOptions,
     local: LocalServerOptions,
     tls: TlsOptions,

@@ -29,7 +29,7 @@ class BenchOutput(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class BenchLoadOptions:
     """Options of the load."""
 
     concurrency: Annotated[
