@@ -71,7 +71,7 @@ def url(server: LocalTriton) -> str:
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No further windows: whether a run is stable is not asked here."""
-    monkeypatch.setattr("triton_pipelines.cli.bench.EXTRA_WINDOWS", 0)
+    monkeypatch.setattr("triton_pipelines.cli.bench_options.EXTRA_WINDOWS", 0)
 
 
 def bench(*arguments: str, columns: str = "400") -> Result:

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No further windows: whether a run is stable is not asked here."""
-    monkeypatch.setattr("triton_pipelines.cli.bench.EXTRA_WINDOWS", 0)
+    monkeypatch.setattr("triton_pipelines.cli.bench_options.EXTRA_WINDOWS", 0)
 
 
 def test_commands_are_found() -> None:

@@ -115,8 +115,8 @@ async def test_a_client_sends_two_of_thirty_inputs(tmp_path: Path) -> None:
         running, parsed = stack.enter_context(serving(front_end(), tmp_path))
         found = await ask(running, parsed)
         assert found.healthy, found
-        assert "top_k INT32[1] (optional)" in running.said
-        assert "text_input STRING[1]," in running.said
+        assert "top_k INT32[-1, 1] (optional)" in running.said
+        assert "text_input BYTES[-1, 1]," in running.said
 
         # HTTP.
         http = await stack.enter_async_context(

@@ -265,7 +265,7 @@ async def test_an_entry_point_without_its_optional_input_and_without_a_batch_axi
         (output,) = json.loads(answer.stdout)["outputs"]
         assert json.loads(output["data"][0]) == {"TEXT": ["object", [1, 2], ["a", "b"]]}
         shown = run("infer", running.model_url, "a", "--input=K=3")
-        assert "SEEN [1]: " in shown.stdout
+        assert "SEEN BYTES[1]: " in shown.stdout
         assert '"K": ["int32", [1], [3]]' in shown.stdout
 
 
