@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
 from tests.support.operatorprocess import start_operator
-from tests.support.operators import eventually, make_namespace
+from tests.support.operators import eventually, free_port, make_namespace
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
 
@@ -28,6 +30,13 @@ def records(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+def break_request(port: int) -> None:
+    """Reset a connection in the middle of a request for metrics, which is logged at debug."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 async def test_a_signal_switches_debug_on_and_off(
     api_server: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -37,13 +46,17 @@ async def test_a_signal_switches_debug_on_and_off(
         )
         namespace = await make_namespace(admin, f"ll-{zlib.crc32(request.node.name.encode()):08x}")
         proxy = await stack.enter_async_context(FaultProxy(api_server.kubeconfig))
-        operator = await start_operator("a", proxy, tmp_path / "a", namespace)
+        port = free_port()
+        operator = await start_operator(
+            "a", proxy, tmp_path / "a", namespace, METRICS_PORT=str(port)
+        )
         stack.push_async_callback(operator.end)
 
         def levels() -> list[str]:
             return [item["log_level"] for item in records(operator.log) if "log_level" in item]
 
         def debugged() -> bool:
+            break_request(port)
             return any(item["level"] == "debug" for item in records(operator.log))
 
         await eventually("a leader", operator.leads, START_SECONDS)
