@@ -20,7 +20,7 @@ _FIELDS_MAX: Final = 20_000
 
 @dataclass(slots=True)
 class SharedValues:
-    """Values that cached objects share; nobody may change them."""
+    """Values that cached objects share. They must not be changed."""
 
     _texts: dict[str, str] = field(default_factory=dict)
     _fields: dict[tuple[tuple[str, int], ...], Object] = field(default_factory=dict)
