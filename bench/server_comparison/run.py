@@ -32,7 +32,7 @@ SCALE = float(os.environ.get("SECONDS_SCALE", "1"))
 """Factor on the length of every load, for a short rehearsal."""
 WARMUP_S = 0.5
 TEXTS = 1024
-CURVE = (8, 16)
+CURVE = (16,)
 """Further numbers of clients for single texts, one run each."""
 TOLERANCE = 1e-5
 MIB = 2**20

@@ -87,7 +87,7 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
         whole = of_triton("handwritten ensemble", handwritten.NAME, server, is_ours=False)
         endpoints += whole[1:2]  # over HTTP with binary tensors
         app = model_folder(files, folder / "app")
-        for start in (mosec, mosec_binary, litserve):
+        for start in (mosec, mosec_untuned, mosec_binary, litserve):
             # These count requests, the others rows.
             one, many = (
                 stack.enter_context(start(app, encoder.MAX_ROWS // texts)) for texts in (1, MANY)
@@ -188,6 +188,15 @@ def mosec(files: Path, requests: int) -> Iterator[Endpoint]:
 
 
 @contextlib.contextmanager
+def mosec_untuned(files: Path, requests: int) -> Iterator[Endpoint]:
+    """Start mosec with JSON, and with one run of the model for a whole batch."""
+    python = environments.python_of("mosec")
+    command = [str(python), "-m", f"{APPS}.mosec_app"]
+    with _started(command, files, requests, encoder.MAX_ROWS) as (url, pid):
+        yield _by_json("mosec, HTTP JSON, one run per batch", f"{url}/inference", pid)
+
+
+@contextlib.contextmanager
 def mosec_binary(files: Path, requests: int) -> Iterator[Endpoint]:
     """Start mosec with binary answers."""
     python = environments.python_of("mosec")
@@ -273,7 +282,10 @@ def model_folder(files: Path, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _started(
-    command: Sequence[str], files: Path, requests: int = encoder.MAX_ROWS
+    command: Sequence[str],
+    files: Path,
+    requests: int = encoder.MAX_ROWS,
+    run_rows: int = encoder.TUNED_RUN_ROWS,
 ) -> Iterator[tuple[str, int]]:
     """Run a server's application; return its address and its process id.
 
@@ -286,6 +298,7 @@ def _started(
             encoder.MODEL_FOLDER: str(files),
             encoder.PORT: str(port),
             encoder.MAX_REQUESTS: str(requests),
+            encoder.RUN_ROWS: str(run_rows),
             "PYTHONPATH": str(FOLDER.parent),
             "TOKENIZERS_PARALLELISM": "false",
             "BENTOML_HOME": home,
