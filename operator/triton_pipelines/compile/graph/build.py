@@ -31,6 +31,7 @@ from .repeated_steps import repeated_steps, tokenizer_names
 from .step_context import StepContext
 from .token_readers import input_source, token_readers, tokens_read
 from .tokenizer_step import Tokens, row_length, token_tensors, tokenizer_step
+from .tracing import traced_step
 
 
 def build(
@@ -102,6 +103,9 @@ def _graph(
     if spec.server.auto_complete is Switch.ENABLED:
         steps = [_fixed(step) for step in steps]
         auxiliary = [_fixed(step) for step in auxiliary]
+    if (tracing := spec.observability.tracing) is not None:
+        steps = [traced_step(step, tracing, pipeline) for step in steps]
+        auxiliary = [traced_step(step, tracing, pipeline) for step in auxiliary]
     return Graph(
         pipeline=pipeline.name,
         model_name=pipeline.public_name,
@@ -115,7 +119,7 @@ def _graph(
         max_inflight_requests=spec.ensemble.max_inflight_requests or 0,
         response_cache=spec.ensemble.response_cache is Switch.ENABLED,
         auto_complete=spec.server.auto_complete is Switch.ENABLED,
-        tracing=spec.observability.tracing,
+        tracing=tracing,
     )
 
 
