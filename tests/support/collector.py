@@ -76,7 +76,7 @@ async def collecting(folder: Path) -> AsyncIterator[Collector]:
         configuration.write_text(yaml.safe_dump(_configuration(port, sink.url)))
         command = [str(executable), f"--config={configuration}"]
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
+            process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: ASYNC220
         collector = Collector(port, sink)
 
         async def accepts() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from pathlib import Path
 
@@ -51,10 +52,18 @@ async def test_python_steps_are_children_of_tritons_spans(tmp_path: Path) -> Non
             for number in range(REQUESTS):
                 body = {
                     "inputs": [
-                        {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [f"{number}"]}
+                        {
+                            "name": "TEXT",
+                            "shape": [1, 1],
+                            "datatype": "BYTES",
+                            "data": [f"{number}"],
+                        }
                     ]
                 }
-                httpx.post(f"{running.model_url}/infer", json=body).raise_for_status()
+                answer = await asyncio.to_thread(
+                    httpx.post, f"{running.model_url}/infer", json=body
+                )
+                answer.raise_for_status()
             sampled = REQUESTS // SAMPLE_EVERY
             await until(
                 lambda: sum(map(is_whole, traces(collector.spans()).values())) == sampled,
