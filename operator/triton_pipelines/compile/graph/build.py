@@ -21,6 +21,7 @@ from .ensemble import (
     with_ensemble,
     with_entry_point,
 )
+from .gpu_memory import with_gpu_memory
 from .graph import Graph, Role, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
@@ -103,6 +104,9 @@ def _graph(
     if spec.server.auto_complete is Switch.ENABLED:
         steps = [_fixed(step) for step in steps]
         auxiliary = [_fixed(step) for step in auxiliary]
+    if (gpu_memory := spec.server.gpu_memory) is not None:
+        bounded = with_gpu_memory([*steps, *auxiliary], gpu_memory)
+        steps, auxiliary = bounded[: len(steps)], bounded[len(steps) :]
     if (tracing := spec.observability.tracing) is not None:
         steps = [traced_step(step, tracing, pipeline) for step in steps]
         auxiliary = [traced_step(step, tracing, pipeline) for step in auxiliary]

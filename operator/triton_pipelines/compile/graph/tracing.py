@@ -21,9 +21,7 @@ def traced_step(step: Step, tracing: Tracing, pipeline: InferencePipeline) -> St
     A folder with code may consist of numbered versions, which are not known before it is fetched;
     such a step stays without spans.
     """
-    from_folder = any(
-        item.slot == "code" and item.kind is FetchKind.MODEL for item in step.fetches
-    )
+    from_folder = any(item.slot == "code" and item.kind is FetchKind.MODEL for item in step.fetches)
     if not step.python or from_folder:
         return step
     return replace(
