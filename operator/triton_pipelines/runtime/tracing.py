@@ -44,7 +44,7 @@ def attribute(key: str, value: str | int) -> dict[str, Any]:
 
 def parent_of(request: Any) -> dict[str, str] | None:
     """Trace id, parent's span id and trace state of a request; None where it is not traced, or Triton is too old to say."""
-    trace = request.trace() if hasattr(request, "trace") else None
+    trace: Any = request.trace() if hasattr(request, "trace") else None
     context = trace.get_context() if hasattr(trace, "get_context") else None
     if not context:
         return None
