@@ -43,7 +43,7 @@ class InputOptions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Second text of a pair; one for each TEXT, or one for all. Repeatable.",
+            help="Second text of each pair: one for each TEXT, or one for all. Repeatable.",
         ),
     ] = None
     """Second texts of pairs."""
@@ -85,7 +85,7 @@ def infer(
         list[str] | None,
         typer.Argument(
             metavar="[TEXT]...",
-            help="Texts, one row of the batch each; write -- before a text that starts with -.",
+            help="Texts, one for each row of the batch; write -- before a text that starts with -.",
         ),
     ] = None,
     url: Annotated[

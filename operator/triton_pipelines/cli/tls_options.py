@@ -37,7 +37,10 @@ ServerName = Annotated[
     typer.Option(
         "--servername",
         metavar="NAME",
-        help="grpcs://: host name in the server's certificate, if it is not that of the address.",
+        help=(
+            "grpcs://: host name in the server's certificate, if it differs from the host in the "
+            "address."
+        ),
     ),
 ]
 

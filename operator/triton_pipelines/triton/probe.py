@@ -32,6 +32,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
     classify,
 )
+from triton_pipelines.triton.faulty_tensor import FaultyTensor, rejected_input
 from triton_pipelines.triton.output_faults import (
     FaultSeverity,
     OutputFault,
@@ -70,6 +71,8 @@ class ProbeResult:
     """Whether the test inference succeeded with plausible outputs."""
     inference_error: str | None = None
     """Why the test inference failed; ``None`` if it succeeded or was not run."""
+    faulty_tensor: FaultyTensor | None = None
+    """The tensor that made the test inference fail; ``None`` if it failed for another reason."""
     latency_s: float | None = None
     """Seconds that the test inference took; ``None`` without a response."""
     error: str | None = None
@@ -217,6 +220,7 @@ async def _probe_inference(
         return replace(
             state,
             inference_error=str(error)[:REASON_CHARACTERS_MAX],
+            faulty_tensor=rejected_input(str(error)),
             dead_process=isinstance(error, DeadBackendError),
             shared_memory_full=isinstance(error, SharedMemoryFullError),
             used_fallback=request.fallback_inputs is not None,
@@ -227,6 +231,7 @@ async def _probe_inference(
     return replace(
         state,
         inference_error=fault.text[:REASON_CHARACTERS_MAX],
+        faulty_tensor=fault.tensor,
         latency_s=took,
         mismatch=fault.severity is FaultSeverity.MISMATCH,
         used_fallback=used_fallback,

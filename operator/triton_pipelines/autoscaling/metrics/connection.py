@@ -248,7 +248,7 @@ class Connection(ConnectionModel):
         }
         if clash := sorted(own & set(self.matchers)):
             raise ValueError(
-                f"matchers: {', '.join(clash)} the operator sets this label itself; remove "
+                f"matchers: {', '.join(clash)} is a label that the operator sets itself; remove "
                 "it from matchers"
             )
         return self

@@ -294,7 +294,9 @@ class _Response:
         self._document = _parsed(self.content)
         data = self._document.get("data")
         if self._document.get("status") != "success":
-            raise PrometheusError(f"says {_words(self._document) or 'neither success nor error'}")
+            raise PrometheusError(
+                f"reports {_words(self._document) or 'neither success nor error'}"
+            )
         if (
             not isinstance(data, dict)
             or not isinstance(data.get("resultType"), str)

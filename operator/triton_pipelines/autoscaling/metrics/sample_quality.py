@@ -113,12 +113,12 @@ def _wrong(
     """Return why a pod is not trusted; ``None`` if it is."""
     if problem := seen.problems.get(key):
         return MetricsProblem.PARTIAL, problem
-    if ahead := seen.ahead.get(key):
+    if key in seen.ahead:
         return (
             MetricsProblem.STALE,
             (
-                f"the newest scrape is {ahead:.0f} s in the future; are the clocks of "
-                "Prometheus and its stores synchronized?"
+                "the time of the newest scrape is in the future; are the clocks of Prometheus "
+                "and its stores synchronized?"
             ),
         )
     scrapes = histories.scrapes(key)
@@ -130,7 +130,7 @@ def _wrong(
         return (
             MetricsProblem.STALE,
             (
-                f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s "
+                f"the newest scrape is more than {limit:.0f} s old "
                 f"({FRESH_INTERVALS:g} scrapes){_target(key, seen)}"
             ),
         )
