@@ -88,7 +88,7 @@ class ImportOptions:
         """Refuse malformed options."""
         if self.source_uri is not None and "://" not in self.source_uri:
             raise CommandError(
-                f"--source-uri: {self.source_uri!r} is not a URI; use one such as"
+                f"--source-uri: {self.source_uri!r} is not a URI; use a URI such as"
                 " s3://models/repository",
                 EXIT_USAGE,
             )
@@ -105,7 +105,9 @@ class ImportOptions:
         for value in self.values or ():
             name, separator, text = value.partition("=")
             if not separator or not name:
-                raise CommandError(f"--set: {value!r} is not NAME=VALUE", EXIT_USAGE)
+                raise CommandError(
+                    f"--set: {value!r} does not have the form NAME=VALUE", EXIT_USAGE
+                )
             filled[name] = text
         return filled
 

@@ -102,7 +102,8 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
     choice = builders.graph().padding
     assert choice is not None
     assert (
-        padding_status(choice, {}, True)["reason"] == f"{choice.reason}; chosen by a fixed rule, not measured yet"
+        padding_status(choice, {}, True)["reason"]
+        == f"{choice.reason}; chosen by a fixed rule, not measured yet"
     )
     assert (
         padding_status(choice, JUDGED, True)["reason"]

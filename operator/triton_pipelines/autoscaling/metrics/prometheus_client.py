@@ -169,8 +169,7 @@ class Prometheus:
             )
         if answer.status_code == 404:
             return (
-                f"{message}: no API at {self._connection.url}/api/v1/query; is the path prefix "
-                "correct?"
+                f"{message}: no API at {self._connection.url}/api/v1/query; check the path prefix"
             )
         return message + answer.detail()
 
@@ -330,11 +329,11 @@ def _parsed(content: bytes) -> dict[str, Any]:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise PrometheusError(
-            "its response is not JSON; is url the address of a Prometheus server?"
+            "its response is not JSON; set url to the address of a Prometheus server"
         ) from None
     if not isinstance(document, dict):
         raise PrometheusError(
-            "its response is not a JSON object; is url the address of a Prometheus server?"
+            "its response is not a JSON object; set url to the address of a Prometheus server"
         )
     return document
 

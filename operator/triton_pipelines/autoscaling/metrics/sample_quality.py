@@ -117,8 +117,8 @@ def _wrong(
         return (
             MetricsProblem.STALE,
             (
-                "the time of the newest scrape is in the future; are the clocks of Prometheus "
-                "and its stores synchronized?"
+                "the time of the newest scrape is in the future; synchronize the clocks of "
+                "Prometheus and its stores"
             ),
         )
     scrapes = histories.scrapes(key)
@@ -135,7 +135,10 @@ def _wrong(
             ),
         )
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
-        return MetricsProblem.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
+        return (
+            MetricsProblem.PARTIAL,
+            f"no series for model {', '.join(lacking)}; check that it is loaded",
+        )
     return None
 
 
@@ -148,8 +151,8 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
         "; the target is up"
         if seen.up[key]
         else (
-            "; Prometheus cannot scrape it (up is 0): can it reach port 8002 "
-            "(NetworkPolicy, --allow-metrics)?"
+            "; Prometheus cannot scrape the target (up is 0); check that it can reach port 8002"
+            " (NetworkPolicy, --allow-metrics)"
         )
     )
 
