@@ -251,7 +251,7 @@ def _verdict(
 def _flapping(item: StepObservation, state: StepState) -> Limitation:
     return Limitation(
         item.limits.name,
-        f"{len(state.reversals)} changes of direction within an hour; the count does not "
+        f"{len(state.reversals)} direction changes within an hour; the count does not "
         "decrease until there are fewer",
     )
 

@@ -143,7 +143,8 @@ class RequestOptions:
     texts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Texts, one per line; or perf_analyzer's input data (JSON)."
+            metavar="FILE",
+            help="File with one text per line, or input data for perf_analyzer (JSON).",
         ),
     ] = None
     """``None``: generated texts."""

@@ -77,7 +77,7 @@ def infer(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="The pipeline's file, or http(s)://HOST:PORT/v2/models/MODEL;"
+            help="File of the pipeline, or URL: http(s)://HOST:PORT/v2/models/MODEL;"
             " over gRPC, grpc(s)://HOST:PORT/v2/models/MODEL.",
         ),
     ],

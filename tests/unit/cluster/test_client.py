@@ -267,7 +267,7 @@ async def test_answers_that_no_retry_helps(
     messages: Messages,
 ) -> None:
     script.answers = [
-        status(code, reason, "what the server said", causes=[{"field": "spec.x", "message": "bad"}])
+        status(code, reason, "the server's message", causes=[{"field": "spec.x", "message": "bad"}])
     ]
     with messages.raises(kind) as caught:
         await client.get(CONFIG_MAPS, "n", "a")
