@@ -201,8 +201,9 @@ async def _probe_inference(
         fault, used_fallback = await _find_fault(connection, ensemble, request, end, is_cached)
     except TooLargeError:
         # The response came, so every step works; only its content is not checked.
-        took = time.monotonic() - begin
-        return replace(state, inference_ok=True, latency_s=took, is_unchecked=True)
+        return replace(
+            state, inference_ok=True, latency_s=time.monotonic() - begin, is_unchecked=True
+        )
     except (DeadlineError, OverloadedError) as error:
         if request.sequence_id:
             # Sequences of clients may occupy every slot while they last. A dead process would have
@@ -217,14 +218,7 @@ async def _probe_inference(
         # Neither does a broken connection; the status of the pod shows a server that exits.
         return replace(state, error=str(error), is_unreachable=True)
     except TritonError as error:
-        return replace(
-            state,
-            inference_error=str(error)[:REASON_CHARACTERS_MAX],
-            faulty_tensor=rejected_input(str(error)),
-            dead_process=isinstance(error, DeadBackendError),
-            shared_memory_full=isinstance(error, SharedMemoryFullError),
-            used_fallback=request.fallback_inputs is not None,
-        )
+        return _with_rejection(state, request, error)
     took = time.monotonic() - begin
     if fault is None:
         return replace(state, inference_ok=True, latency_s=took, used_fallback=used_fallback)
@@ -235,6 +229,18 @@ async def _probe_inference(
         latency_s=took,
         mismatch=fault.severity is FaultSeverity.MISMATCH,
         used_fallback=used_fallback,
+    )
+
+
+def _with_rejection(state: ProbeResult, request: ProbeRequest, error: TritonError) -> ProbeResult:
+    """Return the result of a probe whose test inference the pod answered with this error."""
+    return replace(
+        state,
+        inference_error=str(error)[:REASON_CHARACTERS_MAX],
+        faulty_tensor=rejected_input(str(error)),
+        dead_process=isinstance(error, DeadBackendError),
+        shared_memory_full=isinstance(error, SharedMemoryFullError),
+        used_fallback=request.fallback_inputs is not None,
     )
 
 
