@@ -178,7 +178,7 @@ def _preflight(case: _ServingCase) -> list[Condition] | None:
         " until they pass"
     )
     if rollout.downtime:
-        text += f"; then {rollout.downtime}"
+        text += f"; {rollout.downtime}"
     return case.not_ready(ConditionType.RECONCILING, Reason.PREFLIGHT, text)
 
 
