@@ -63,6 +63,8 @@ class PodState:
     """Whether it is ready and not being deleted."""
     faulty: bool = False
     """Whether a fault of the run affects it at this moment."""
+    instances: int = 1
+    """Instances of the tokenizer that it runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 
@@ -92,6 +92,7 @@ async def run(
     folder: Path,
     *,
     only: Collection[str] = (),
+    faults: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Report:
     """Inject faults until the time is over or an invariant does not hold.
@@ -102,6 +103,7 @@ async def run(
         plane: a running control plane with controllers; nothing else uses it.
         folder: empty folder for logs.
         only: names of faults to inject, and no others; none: all.
+        faults: number of faults to inject at most.
         say: prints a line of progress.
     """
     report, begin = Report(seed), time.monotonic()
@@ -110,11 +112,13 @@ async def run(
         report.violations += left
         say(f"{time.monotonic() - begin:6.1f} s  ready after {took:.1f} s")
         end = time.monotonic() + seconds
-        for number, (kind, random) in enumerate(schedule(seed, only)):
+        for number, (kind, random) in enumerate(islice(schedule(seed, only), faults)):
             if report.violations or time.monotonic() > end:
                 break
             took, report.violations = await _one(world, kind, random, report, say)
             say(f"{time.monotonic() - begin:6.1f} s  {number:4d}  {kind.name}: {took:.1f} s")
+        if not report.violations:
+            report.violations += await _remove_pipelines(world, say)
     report.violations += await _left_over(world)
     report.seconds = time.monotonic() - begin
     return report
@@ -141,6 +145,15 @@ async def _one(
     row.lost += sum(bool(request.error) and not request.excused for request in own)
     row.excused += sum(bool(request.error) and request.excused for request in own)
     return took, found
+
+
+async def _remove_pipelines(world: World, say: Callable[[str], None]) -> list[str]:
+    """Delete all pipelines; return what does not hold afterwards, such as objects that are left."""
+    for name in tuple(world.specs):
+        await world.delete_pipeline(name)
+    took, left = await world.converge(say)
+    say(f"          all pipelines deleted: {took:.1f} s")
+    return left
 
 
 async def _left_over(world: World) -> list[str]:

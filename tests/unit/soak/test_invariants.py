@@ -49,17 +49,22 @@ def deployment() -> dict[str, Any]:
 
 def pipeline() -> dict[str, Any]:
     ready = {"type": "Ready", "status": "True", "reason": "Serving"}
+    metrics = {"type": "MetricsAvailable", "status": "True", "reason": "Succeeded"}
     status = {
         "observedGeneration": 3,
         "revision": REVISION,
         "servingRevision": REVISION,
-        "conditions": [ready],
+        "conditions": [ready, metrics],
+        "scaling": {"bottleneck": "Idle"},
     }
     return {"metadata": {"name": NAME, "uid": "uid-ask", "generation": 3}, "status": status}
 
 
-def pods(at: float, *ready: str, faulty: str = "") -> PodSample:
-    states = (PodState(pod, NAME, ready=pod in ready, faulty=pod == faulty) for pod in ("a", "b"))
+def pods(at: float, *ready: str, faulty: str = "", instances: int = 3) -> PodSample:
+    states = (
+        PodState(pod, NAME, ready=pod in ready, faulty=pod == faulty, instances=instances)
+        for pod in ("a", "b")
+    )
     return PodSample(at, tuple(states))
 
 
@@ -72,6 +77,7 @@ GOOD = Observation(
         deployment(),
         child("Service"),
         revision(),
+        child("ConfigMap", names.live_name(NAME), data={names.KEY_COUNTS: '{"tokenizer": 3}'}),
         child("ReplicaSet", owner="uid-Deployment-ask"),
         child("Pod", owner="uid-ReplicaSet-ask"),
     ],
@@ -150,6 +156,16 @@ VIOLATED = {
         replace(GOOD, desired={NAME: {"replicas": 2, "tokenizer": {"maxLength": 65}}}),
         replace(GOOD, pipelines=[]),
         replace(GOOD, desired={}),
+    ],
+    invariants.instance_counts_match: [
+        replace(GOOD, samples=[pods(8.0, "a", "b", instances=2)]),
+        replace(GOOD, desired={NAME: {"replicas": 2, "tokenizer": {"instances": {"min": 4}}}}),
+        having(without="ConfigMap"),
+    ],
+    invariants.scaling_has_metrics: [
+        stored(conditions=[]),
+        stored(scaling={"bottleneck": "Unknown"}),
+        stored(scaling=None),
     ],
     invariants.every_object_has_an_owner: [
         having(child("Secret", owner="uid-earlier")),
