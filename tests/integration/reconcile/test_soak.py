@@ -25,7 +25,6 @@ FAULTS = (
     "API server killed and restarted",
     "etcd killed and restarted",
     "leader killed (SIGKILL)",
-    "leader suspended beyond its Lease (SIGSTOP)",
 )
 SECONDS = 300.0
 """No fault begins after so long."""

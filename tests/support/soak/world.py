@@ -322,9 +322,11 @@ class World:
 
     def _drain(self, endpoint: Endpoint) -> None:
         async def drain() -> None:
-            await asyncio.sleep(_DRAIN_SECONDS)
-            await endpoint.client.close()
-            await endpoint.pod.stop()
+            try:
+                await asyncio.sleep(_DRAIN_SECONDS)
+            finally:  # also at the end of the run
+                await endpoint.client.close()
+                await endpoint.pod.stop()
 
         self._drains.add(task := asyncio.create_task(drain()))
         task.add_done_callback(self._drains.discard)

@@ -32,8 +32,8 @@ DEAD_PROBES_ALONE = 6
 LOST_PROBES = 2
 LOST_PROBES_ALONE = 3
 # Consecutive probes without a response, while the pod completed no inference, after which a model
-# counts as hung, and after which a pod is recreated although no other one serves: about two and
-# five minutes with the default period. A single long inference must not look like this.
+# counts as hung, and after which a pod is recreated although no other one serves: three and
+# six minutes with the default period. A single long inference must not look like this.
 HUNG_PROBES = 5
 HUNG_PROBES_ALONE = 10
 # Least time between two probes that count as hung: a full queue rejects a probe at once, where
