@@ -39,6 +39,11 @@ class Write:
         return LEASES_PATH in self.target
 
     @property
+    def is_status(self) -> bool:
+        """Whether it changes only the status of a pipeline."""
+        return self.target.partition("?")[0].endswith("/status")
+
+    @property
     def is_event(self) -> bool:
         """Whether it only reports an event."""
         return EVENTS_PATH in self.target

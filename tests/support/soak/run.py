@@ -15,7 +15,7 @@ from tests.support.controlplane import ControlPlane
 from tests.support.soak.faults import KINDS, Kind
 from tests.support.soak.invariants import processes_are_those_started, violations
 from tests.support.soak.observation import Observation
-from tests.support.soak.world import QUIET_SECONDS, World
+from tests.support.soak.world import CONVERGED_SECONDS, QUIET_SECONDS, World
 
 START_SECONDS = 180.0
 """Bound on the start of two operators and three pipelines, on a busy machine."""
@@ -93,6 +93,7 @@ async def run(
     *,
     only: Collection[str] = (),
     faults: int | None = None,
+    converged_seconds: float = CONVERGED_SECONDS,
     say: Callable[[str], None] = print,
 ) -> Report:
     """Inject faults until the time is over or an invariant does not hold.
@@ -104,6 +105,7 @@ async def run(
         folder: empty folder for logs.
         only: names of faults to inject, and no others; none: all.
         faults: number of faults to inject at most.
+        converged_seconds: longest time after the end of a fault until everything is as desired.
         say: prints a line of progress.
     """
     report, begin = Report(seed), time.monotonic()
@@ -115,7 +117,9 @@ async def run(
         for number, (kind, random) in enumerate(islice(schedule(seed, only), faults)):
             if report.violations or time.monotonic() > end:
                 break
-            took, report.violations = await _one(world, kind, random, report, say)
+            took, report.violations = await _one(
+                world, kind, random, report, say, converged_seconds
+            )
             say(f"{time.monotonic() - begin:6.1f} s  {number:4d}  {kind.name}: {took:.1f} s")
         if not report.violations:
             report.violations += await _remove_pipelines(world, say)
@@ -125,7 +129,12 @@ async def run(
 
 
 async def _one(
-    world: World, kind: Kind, random: Random, report: Report, say: Callable[[str], None]
+    world: World,
+    kind: Kind,
+    random: Random,
+    report: Report,
+    say: Callable[[str], None],
+    converged_seconds: float,
 ) -> tuple[float, list[str]]:
     """Inject one fault, wait, and check; return the recovery time and the violations."""
     row, sent = report.rows[kind.name], len(world.requests)
@@ -134,7 +143,7 @@ async def _one(
         await kind.inject(world, random)
     except Exception as error:
         return 0.0, [f"the fault could not be injected: {type(error).__name__}: {error}"]
-    took, found = await world.converge(say)
+    took, found = await world.converge(say, converged_seconds)
     if not found:
         since = time.monotonic()
         await asyncio.sleep(QUIET_SECONDS)

@@ -22,6 +22,7 @@ from triton_pipelines.api import names
 REVISION, NAME = "0123456789", "ask"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/soak/deployments/{NAME}?force=true"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/soak/leases/operator"
+STATUS = f"/apis/tritonpipelines.io/v1alpha1/namespaces/soak/inferencepipelines/{NAME}/status"
 POD = "/api/v1/namespaces/soak/pods"
 CONFIG = 'parameters {\n  key: "tritonpipe.max_length"\n  value { string_value: "64" }\n}\n'
 
@@ -141,6 +142,7 @@ VIOLATED = {
     invariants.nothing_is_written_when_settled: [
         written(write("two", 20.5)),
         written(write("two", 20.5, "/apis/events.k8s.io/v1/namespaces/soak/events", "POST")),
+        written(write("two", 20.5, STATUS), write("two", 22.5, STATUS)),
     ],
     invariants.status_matches_spec: [
         stored(observedGeneration=2),
@@ -215,6 +217,10 @@ def test_a_violation_names_its_invariant() -> None:
     seen = replace(GOOD, leaders=[])
     assert invariants.violations(seen) == ["one_replica_leads: replicas that lead: []"]
     assert invariants.violations(seen, invariants.no_request_is_lost) == []
+
+
+def test_figures_may_be_written_once() -> None:
+    assert invariants.nothing_is_written_when_settled(written(write("two", 20.5, STATUS))) == []
 
 
 def test_what_the_run_itself_broke_is_excused() -> None:
