@@ -44,7 +44,7 @@ from tests.support.certificates import Authority
 from tests.support.serving import run
 from triton_pipelines.api import names
 
-pytestmark = pytest.mark.timeout(600, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 """All cases take place during the first test."""
 
 HANG, EXHAUST, FILL, LOSE = "hang", "exhaust", "fill", "lose"
@@ -100,7 +100,8 @@ SECRET = "tiny-tls"
 HOST = "tiny.e2e.svc"
 CAUSE_SECONDS = 5.0
 """For a request that causes a fault and may never get a response."""
-REPLACED_SECONDS = 180.0
+REPLACED_SECONDS = 300.0
+"""On a busy machine: the last serving pod must have answered before another one is deleted."""
 START_SECONDS = 240.0
 """For the pods of all pipelines, which start at the same time."""
 
