@@ -91,6 +91,7 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
         error=result.error or "",
         dead=(now,) if result.dead_process else (),
         completed=result.completed,
+        server_restarts=target.pod.server_restarts,
         shared_memory_full=result.shared_memory_full,
     )
 
