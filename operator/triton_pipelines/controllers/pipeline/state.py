@@ -267,10 +267,11 @@ class PipelineState:
 
     def with_states(self, *states: PolicyState) -> Self:
         """Return the same state with these in the place of those of their kind."""
-        if not states:
-            return self
-        changed: dict[str, Any] = {STATE_NAMES[type(state)]: state for state in states}
-        return dataclasses.replace(self, **changed)
+        named = {STATE_NAMES[type(state)]: state for state in states}
+        changed: dict[str, Any] = {
+            name: state for name, state in named.items() if state is not getattr(self, name)
+        }
+        return dataclasses.replace(self, **changed) if changed else self
 
 
 STATES: Final[Mapping[str, type[PolicyState]]] = {
