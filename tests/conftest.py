@@ -41,7 +41,7 @@ if _PROFILE == "repeatable":
 
 
 def pytest_collection_finish() -> None:
-    """Exclude from garbage collection what lives until the end: test modules, all imports, items."""
+    """Exclude from garbage collection what lives until the end: modules, imports, items."""
     _collect_and_freeze()
 
 

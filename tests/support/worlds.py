@@ -378,7 +378,7 @@ class World:
         finding = LoadFinding(
             step="model",
             reason=LoadReason.MODEL_MISMATCH,
-            message="output logits is FP16, the spec says FP32",
+            message="output logits is FP16, but the spec declares FP32",
             field="spec.model",
         )
         if self.verdicts.get(revision) == STIFF:
