@@ -88,6 +88,11 @@ class StepSignal:
         return sum(self.pending.values())
 
     @property
+    def cpu_share(self) -> float | None:
+        """Share of busy time with a core over the last interval; ``None``: not reported."""
+        return self.last.cpu_share if self.last is not None else None
+
+    @property
     def covered(self) -> bool:
         """Whether every pod's history covers the slow window without a counter reset."""
         return self.slow is not None and self.slow.covered
@@ -166,9 +171,7 @@ def trusted_pods(
             problems.append(f"pod {name}: {problem}")
         elif not -limit <= age <= limit:
             stale = True
-            problems.append(
-                f"pod {name}: the newest scrape is {age:.0f} s old, more than {limit:.0f} s"
-            )
+            problems.append(f"pod {name}: the newest scrape is more than {limit:.0f} s old")
         else:
             trusted[name] = PodSignals(series, age, history.usage)
     return TrustedPods(trusted, "; ".join(problems[:_PROBLEMS_MAX]), stale and not trusted)

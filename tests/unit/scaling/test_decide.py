@@ -126,6 +126,9 @@ def test_nothing_inside_the_cooldown_and_nothing_while_pods_differ() -> None:
     assert decided(sample(LOADED, now=NOW - 1), state=quick).steps[0].count > 2
     assert decided(sample(LOADED, now=NOW - 2.5), state=quick).steps[0].count == 2
     assert decided(sample(LOADED), state=replace(quick, actuation=4.0)).steps[0].count == 2
+    fresh, known = replace(quick, actuation=None), replace(limits(), actuation=1.0)
+    assert decided(sample(LOADED), state=fresh).steps[0].count == 2
+    assert decided(sample(LOADED), state=fresh, bounds=known).steps[0].count > 2
     slow = replace(remembered(2, last_up=NOW - 11), actuation=20.0)
     assert decided(sample(LOADED), state=slow).steps[0].count == 2
     moving = remembered(3, last_up=NOW - 30, last_change=NOW - 30)
@@ -474,7 +477,7 @@ def test_the_flap_budget_stops_shrinking_not_growing() -> None:
     spent = rested(remembered(9, direction=1, reversals=turns), 1)
     done = decided(sample(Flow(rate=50)), 9, state=spent)
     assert done.steps[0].count == 9
-    assert "6 changes of direction within an hour" in done.limited
+    assert "6 direction changes within an hour" in done.limited
     assert (
         decided(sample(LOADED), 2, state=remembered(2, direction=-1, reversals=turns))
         .steps[0]

@@ -19,7 +19,7 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
     return MetricsFailure(
         MetricsProblem.ERROR,
         (
-            f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has "
+            f"spec.scaling.prometheusRef: the operator has no connection {name!r}, only "
             f"{known}. Use one of these, or add it to {CONNECTIONS}"
         ),
         source_name(name),
