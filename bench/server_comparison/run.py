@@ -54,7 +54,7 @@ class Load:
 
 ONE, SIXTEEN = Load("one text", 1, 64, 2.5), Load(f"{MANY} texts", MANY, 8, 3.0)
 LOADS = (ONE, SIXTEEN)
-TABLE_SECONDS, CURVE_SECONDS = 2.0, 1.5
+TABLE_SECONDS, CURVE_SECONDS = 1.5, 1.5
 STAND_INS = (
     "Triton's ONNX Runtime backend: the ONNX runner, in the pipeline and in the handwritten "
     "ensemble (a step of the Python backend with ONNX Runtime)",

@@ -48,6 +48,8 @@ JSON_TYPE = {"Content-Type": "application/json"}
 WIDTH = 384
 MANY = 16
 """Texts in a request with many texts."""
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""1 for every server but one: NumPy's BLAS threads use CPU time while they wait for work."""
 Vectors = NDArray[np.float32]
 Requests = Sequence[Sequence[str]]
 
@@ -79,13 +81,19 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
     """Start every server on the model in a folder."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-servers-")))
-        endpoints: list[Endpoint] = []
+        os.environ.pop(BLAS_THREADS, None)
+        server = stack.enter_context(pipeline("Native", files, folder / "defaults"))
+        as_shipped = of_triton(
+            "pipeline, Native, all BLAS threads", EMBEDDING, server, is_ours=True
+        )
+        os.environ[BLAS_THREADS] = "1"
+        endpoints = as_shipped[1:2]  # over HTTP with binary tensors
         for implementation in ("Python", "Native"):
             server = stack.enter_context(pipeline(implementation, files, folder / implementation))
             endpoints += of_triton(f"pipeline, {implementation}", EMBEDDING, server, is_ours=True)
         server = stack.enter_context(handwritten.served(files, folder / "handwritten"))
         whole = of_triton("handwritten ensemble", handwritten.NAME, server, is_ours=False)
-        endpoints += whole[1:2]  # over HTTP with binary tensors
+        endpoints += whole[1:2]
         app = model_folder(files, folder / "app")
         for start in (mosec, mosec_untuned, mosec_binary, litserve):
             # These count requests, the others rows.
