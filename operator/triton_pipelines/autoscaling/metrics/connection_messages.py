@@ -32,9 +32,7 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
     )
 
 
-def forbidden_connection(
-    name: str, namespace: str, permitted: Iterable[str]
-) -> MetricsFailure:
+def forbidden_connection(name: str, namespace: str, permitted: Iterable[str]) -> MetricsFailure:
     """Return the failure for a pipeline whose namespace may not use the connection that it names.
 
     Args:
