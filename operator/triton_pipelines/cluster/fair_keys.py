@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 Key = tuple[str, str]
@@ -29,13 +29,18 @@ class FairKeys:
         """Add a key at the end of its namespace, unless it is due already."""
         self._by_namespace.setdefault(key[0], {}).setdefault(key, since)
 
-    def pop(self) -> tuple[Key, float]:
+    def pop(self, full: Container[str] = ()) -> tuple[Key, float] | None:
         """Remove and return the next key; the other namespaces come before its next one.
 
-        Raises:
-            StopIteration: nothing is due.
+        Args:
+            full: namespaces whose keys have to wait.
+
+        Returns:
+            ``None`` if no key of another namespace is due.
         """
-        namespace = next(iter(self._by_namespace))
+        namespace = next((name for name in self._by_namespace if name not in full), None)
+        if namespace is None:
+            return None
         keys = self._by_namespace.pop(namespace)
         key = next(iter(keys))
         since = keys.pop(key)
