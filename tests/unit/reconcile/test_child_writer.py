@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.builders import options
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Invalid, NotFound
 from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.controllers.pipeline.child_writer import ChildWriter
 
 VERSIONS = {"Deployment": "apps/v1", "NetworkPolicy": "networking.k8s.io/v1"}
@@ -56,7 +58,9 @@ ITEMS = (
 
 async def apply(client: FakeClient) -> None:
     real = cast(Client, client)
-    writer = ChildWriter(real, Writer.of(real, "n", ""), Store(), "n")
+    writer = ChildWriter(
+        real, Writer.of(real, "n", ""), Store(), "n", options(pod_template=PodTemplateMode.ALLOW)
+    )
     async with asyncio.timeout(10):
         await writer.apply_all(ITEMS, "uid")
 

@@ -341,7 +341,7 @@ class Reconciler:
 
     def _writer(self, key: Key, decided: Plan) -> ChildWriter:
         writer = Writer.of(self.client, key[0], decided.account)
-        return ChildWriter(self.client, writer, self.store, key[0])
+        return ChildWriter(self.client, writer, self.store, key[0], self.options)
 
     async def _create_optional_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a preflight and a tuning run need, and return whether that was rejected.
