@@ -138,6 +138,8 @@ BINARIES: dict[str, Binary] = {
         Binary(
             "registry", Module("registry"), "github.com/distribution/distribution/v3/cmd/registry"
         ),
+        # An OpenTelemetry Collector, for the tests of traces.
+        Binary("otelcol", Module("otelcol"), "."),
         # The rules by which GitOps tools judge and compare objects, from their own code (tests of
         # the resource's status and defaults).
         Binary("kstatus", Module("kstatus"), "."),

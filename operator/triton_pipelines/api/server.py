@@ -292,6 +292,15 @@ class ServerSpec(ApiModel):
         ),
     ] = ()
     gpu: Annotated[Gpu, Field(description="GPUs of one pod.")] = Gpu()
+    gpu_memory: Annotated[
+        Quantity | None,
+        Field(
+            description=(
+                "Memory that ONNX Runtime can take on each GPU of a pod, such as 8Gi; each instance"
+                " gets an equal share. Default: unlimited."
+            )
+        ),
+    ] = None
     node_selector: Annotated[
         dict[LabelKey, Annotated[str, Field(max_length=63)]],
         Field(max_length=32, description="As in a Pod."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RenderError
+from triton_pipelines.compile.render.kserve import kserve_objects
 from triton_pipelines.controllers.pipeline.first_objects import first_objects
 from triton_pipelines.tools.importer import AMBIGUOUS
 
@@ -25,6 +27,13 @@ from .options import OperatorRenderOptions
 from .shared_options import PipelineFile
 
 KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
+
+
+class ManifestFormat(StrEnum):
+    """Who serves the printed objects."""
+
+    OPERATOR = "operator"
+    KSERVE = "kserve"
 
 
 @expand_options
@@ -42,6 +51,14 @@ def render_files(
         bool,
         typer.Option("--manifests", help="Print the Kubernetes objects as YAML for kubectl."),
     ] = False,
+    output_format: Annotated[
+        ManifestFormat,
+        typer.Option(
+            "--format",
+            help="Objects to print: those of the operator with --manifests, or an"
+            " InferenceService that KServe serves without the operator.",
+        ),
+    ] = ManifestFormat.OPERATOR,
 ) -> None:
     """Show what the operator renders from a resource, byte for byte.
 
@@ -64,10 +81,12 @@ def render_files(
             f"wrote {len(revision.files)} files of revision {revision.name} into {repository}",
             err=True,
         )
-    if repository is not None or not manifests:
+    for_kserve = output_format is ManifestFormat.KSERVE
+    if repository is not None or not (manifests or for_kserve):
         _print_source_files(graph)
-    if manifests:
-        _print_manifests(first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER))
+    if manifests or for_kserve:
+        objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
+        _print_manifests(kserve_objects(pipeline, revision, objects) if for_kserve else objects)
     elif repository is None:
         for path, content in revision.files.items():
             typer.echo(f"# {path}\n{content}")

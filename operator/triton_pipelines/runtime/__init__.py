@@ -24,6 +24,12 @@ def source(step: str) -> str:
     return _whole(step, "model")
 
 
+@functools.cache
+def tracing_source() -> str:
+    """Text of the file that Triton runs around a step's ``model.py`` while the pipeline is traced."""
+    return importlib.resources.files(__name__).joinpath("tracing.py").read_text(encoding="utf-8")
+
+
 def _whole(step: str, name: str) -> str:
     text = importlib.resources.files(__name__).joinpath(step, f"{name}.py").read_text(encoding="utf-8")
     imports = re.compile(rf"^from {re.escape(__name__)}\.{step}\.(\w+) import .*\n", re.MULTILINE)

@@ -147,11 +147,18 @@ def test_no_container_has_rights_on_its_node(
         volume(projected={"sources": [{"configMap": {"name": "a"}}, {"secret": {"name": "tls"}}]}),
         volume(image={"reference": "registry.example/data:1"}),
         {"metadata": {"annotations": {"prometheus.io/scrape": "true"}}},
+        {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "inference"}}},
         pod(nodeSelector={"pool": "gpu"}, tolerations=[{"operator": "Exists"}]),
     ],
 )
 def test_ordinary_settings_stay_allowed(template: Any) -> None:
     assert findings(template) == []
+
+
+def test_the_label_of_a_queue_reaches_the_pods_of_a_restricted_pipeline() -> None:
+    label = {"kueue.x-k8s.io/queue-name": "inference"}
+    made = built(server={"podTemplate": {"metadata": {"labels": label}}}).render().template
+    assert made["metadata"]["labels"].items() >= label.items()
 
 
 @pytest.mark.parametrize("part", ["labels", "annotations"])

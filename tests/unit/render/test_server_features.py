@@ -304,6 +304,43 @@ def test_traces_are_arguments_and_a_new_revision() -> None:
     assert built(**TRACED).render().name != built().render().name
 
 
+TRACED_FILE = "tritonpipe_traced.py"
+PYTHON_STEP = {
+    "platform": "python",
+    "source": None,
+    "instances": {"count": 1, "kind": "CPU"},
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "traced"),
+    [
+        ({"inline": "x = 1"}, True),
+        ({"configMapKeyRef": {"name": "code"}}, True),
+        ({"source": {"uri": "https://example.com/model.py"}}, True),
+        ({"source": {"uri": "s3://models/code"}}, False),  # perhaps a folder of versions
+    ],
+)
+def test_a_python_step_is_traced_unless_its_versions_are_unknown(
+    code: dict[str, Any], traced: bool
+) -> None:
+    model = PYTHON_STEP | {"python": {"code": code}}
+    files = built(model=model, **TRACED).render().files
+    assert (f"model/1/{TRACED_FILE}" in files) == traced
+    config = files["model/config.pbtxt"]
+    assert (f'default_model_filename: "{TRACED_FILE}"' in config) == traced
+    assert ('value { string_value: "http://collector:4318/v1/traces" }' in config) == traced
+
+
+def test_tracing_leaves_other_backends_and_untraced_pipelines_alone() -> None:
+    files = built(**TRACED).render().files
+    assert {path for path in files if path.endswith(TRACED_FILE)} == {
+        f"{step}/1/{TRACED_FILE}" for step in ("tokenizer", "postprocess")
+    }
+    assert "trace" not in files["model/config.pbtxt"]
+    assert not any("trace" in text for text in built().render().files.values())
+
+
 @pytest.mark.parametrize(
     "argument",
     ["--trace-config=rate=1", "--trace-conf=rate=1", "--trace-file=/x", "--log-frequency=3"],

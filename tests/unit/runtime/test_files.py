@@ -51,6 +51,18 @@ def test_packages_of_the_site_folders_come_after_the_images_own(step: str, tmp_p
     assert (done.stdout.strip(), done.stderr) == ("one", "")
 
 
+def test_the_file_that_traces_a_step_needs_only_the_standard_library() -> None:
+    tree = ast.parse(runtime.tracing_source(), feature_version=OLDEST_PYTHON)
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
 def test_an_unknown_step_is_named() -> None:
     with pytest.raises(ValueError, match="no runtime for 'other'"):
         runtime.source("other")

@@ -21,6 +21,7 @@ from .ensemble import (
     with_ensemble,
     with_entry_point,
 )
+from .gpu_memory import with_gpu_memory
 from .graph import Graph, Role, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
@@ -31,6 +32,7 @@ from .repeated_steps import repeated_steps, tokenizer_names
 from .step_context import StepContext
 from .token_readers import input_source, token_readers, tokens_read
 from .tokenizer_step import Tokens, row_length, token_tensors, tokenizer_step
+from .tracing import traced_step
 
 
 def build(
@@ -102,6 +104,12 @@ def _graph(
     if spec.server.auto_complete is Switch.ENABLED:
         steps = [_fixed(step) for step in steps]
         auxiliary = [_fixed(step) for step in auxiliary]
+    if (gpu_memory := spec.server.gpu_memory) is not None:
+        bounded = with_gpu_memory([*steps, *auxiliary], gpu_memory)
+        steps, auxiliary = bounded[: len(steps)], bounded[len(steps) :]
+    if (tracing := spec.observability.tracing) is not None:
+        steps = [traced_step(step, tracing, pipeline) for step in steps]
+        auxiliary = [traced_step(step, tracing, pipeline) for step in auxiliary]
     return Graph(
         pipeline=pipeline.name,
         model_name=pipeline.public_name,
@@ -115,7 +123,7 @@ def _graph(
         max_inflight_requests=spec.ensemble.max_inflight_requests or 0,
         response_cache=spec.ensemble.response_cache is Switch.ENABLED,
         auto_complete=spec.server.auto_complete is Switch.ENABLED,
-        tracing=spec.observability.tracing,
+        tracing=tracing,
     )
 
 

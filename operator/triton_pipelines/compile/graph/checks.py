@@ -12,6 +12,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .batching_checks import check_batching
 from .example_request import check_example
+from .gpu_memory import check_gpu_memory
 from .graph import Graph
 from .model_checks import check_models
 from .name_checks import check_names
@@ -39,5 +40,6 @@ def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[F
         *check_models(pipeline, graph, options),
         *check_sources(graph),
         *check_server(pipeline, graph, options),
+        *check_gpu_memory(pipeline, graph, options),
         *check_example(pipeline, graph),
     ]

@@ -191,6 +191,8 @@ class Step:
     """Usual name of the main file; ``None`` if the backend has none."""
     code: str | None = None
     """A ``model.py`` written in the resource."""
+    python_file: str | None = None
+    """File that the python backend runs instead of ``model.py``; ``None`` for ``model.py``."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Further text files of the version folder, by name."""
     version_policy: VersionPolicy | None = None

@@ -21,9 +21,11 @@ DEFAULT_FAMILY_IMAGES = {
 }
 # Platforms whose steps the project's own runner can run.
 SUBSTITUTABLE = frozenset({"onnxruntime_onnx"})
-# Labels and annotations that neither select pods nor make other controllers change them.
+# Labels and annotations that do not select pods, and affect no other pods. Kueue looks up the
+# queue in the namespace of the pod.
 SAFE_POD_METADATA: Final = (
     "cluster-autoscaler.kubernetes.io/safe-to-evict",
+    "kueue.x-k8s.io/queue-name",
     "kubectl.kubernetes.io/*",
     "prometheus.io/*",
 )

@@ -55,6 +55,8 @@ def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]
             files[f"{folder}/model.py"] = step.code
         elif step.implementation not in _WITHOUT_RUNTIME_FILE:
             files[f"{folder}/model.py"] = runtime_file(step.implementation)
+        if step.python_file is not None:
+            files[f"{folder}/{step.python_file}"] = runtime.tracing_source()
         files |= {f"{folder}/{name}": text for name, text in step.files.items()}
     return dict(sorted(files.items()))
 
