@@ -79,7 +79,7 @@ e2e: env ## End-to-end tests on the cluster of KUBECONFIG=..., or on a new local
 gpu: env $(if $(GPU),$(GPU_STAMP)) ## A PyTorch step on a real GPU: correctness and utilization; results in out/gpu-tier.json
 	@$(BIN)/python -m hack.tiers gpu
 
-lint: env ## ruff, mypy --strict, import contracts, function lengths, terminology, and verify
+lint: env ## ruff, mypy --strict, import contracts, function lengths, terminology, spelling, and verify
 	@$(BIN)/python -m hack.tiers lint
 
 verify: env ## Check that generated files are up to date

@@ -60,14 +60,14 @@ VARIANTS = (
     Variant(CPU_AUTO, mode="Runner", ragged=True, parameters=PADS),
 )
 MEANINGS = {
-    PLAIN: "no padding across requests: only requests of equal shape share a batch",
+    PLAIN: "no padding across requests: only requests with the same shape share a batch",
     "fixed": "padded to 512 tokens in the tokenizer",
     "longest": "padded to the longest row of the tokenizer's batch",
     "bucketed": "padded to the next of seven bucket lengths, one model",
     "ragged": "ragged batches, padded to the longest row of the batch",
     SORTED: "ragged batches, sorted by length and split into the cheapest executions",
     PACKED: "ragged batches, packed: no padding is computed",
-    CPU_PLAIN: "real model on CPU, requests of equal shape share an execution",
+    CPU_PLAIN: "real model on CPU, requests with the same shape share an execution",
     CPU_AUTO: "real model on CPU, sorted and split by the measured cost of an execution",
 }
 Rounds = Mapping[str, Sequence[LoadSummary]]

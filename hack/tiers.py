@@ -56,6 +56,24 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
     return _python("-m", "pytest", *arguments, "--durations=15", "--durations-min=5")
 
 
+# What `codespell` reads; its exceptions are in pyproject.toml.
+SPELLED = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "changelog.d",
+    "docs",
+    "operator",
+    "bench",
+    "e2e",
+    "hack",
+    "crds",
+    "charts",
+    "manifests",
+    "native",
+    "tests/golden/messages.yaml",
+)
 BUILT = (
     "etcd",
     "kube-apiserver",
@@ -104,6 +122,7 @@ TIERS = {
             (str(BIN / "lint-imports"),),
             _python("-m", "hack.function_length"),
             _python("-m", "hack.terminology"),
+            (str(BIN / "codespell"), *SPELLED),
             _python("-m", "hack.verify"),
         ),
         3,

@@ -29,7 +29,7 @@ KEPT_FIGURE, BROKEN_FIGURE = RevisionLatency(30.0, 40.0, 50.0), RevisionLatency(
 def result(patch: dict[str, Any], gain: int = 31) -> dict[str, Any]:
     """What a Job tells of a patch that it has proven."""
     return RESULT | {
-        "message": "it is better",
+        "message": "This setting is faster.",
         "patch": yaml.safe_dump(patch),
         "gainPercent": gain,
         "padding": FIGURES,

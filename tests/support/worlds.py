@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -150,6 +151,7 @@ class World:
     preflight_rejection: str = ""
     _accepted: str = ""
     _looks: dict[str, Probe] = field(default_factory=dict)  # of the last pass, by pod uid
+    _idle: tuple[bytes, dt.datetime, bool] | None = None  # seen, due, and whether that was named
     _serial: int = 0
     _progress: dt.datetime = START
     _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
@@ -376,7 +378,7 @@ class World:
         finding = LoadFinding(
             step="model",
             reason=LoadReason.MODEL_MISMATCH,
-            message="output logits is FP16, the spec says FP32",
+            message="output logits is FP16, but the spec declares FP32",
             field="spec.model",
         )
         if self.verdicts.get(revision) == STIFF:
@@ -424,6 +426,31 @@ class World:
         return self._planned(self.observed())
 
     def _planned(self, observed: Snapshot) -> Plan:
+        """Return the plan; the last one again if it was empty, nothing changed and none is due.
+
+        The operator's process skips such an iteration as well.
+        """
+        seen = self._seen()
+        if self._idle and seen == self._idle[0] and self.now < self._idle[1]:
+            seconds = (self._idle[1] - self.now).total_seconds()
+            return Plan(requeue_after=seconds if self._idle[2] else None)
+        decided, self._idle = self._decided(observed), None
+        if decided.is_empty and seen is not None:
+            due = self.now + dt.timedelta(seconds=decided.requeue_after or IDLE_SECONDS)
+            self._idle = (seen, due, decided.requeue_after is not None)
+        return decided
+
+    def _seen(self) -> bytes | None:
+        """All that a plan depends on, but for the clock; ``None`` while probes report a fault.
+
+        Each probe that reports one adds to what is known of the pod.
+        """
+        if {DUMB, GONE} & set(self.verdicts.values()):
+            return None
+        unseen = {"now", "log", "rendered", "_idle", "_looks"}
+        return pickle.dumps([item for item in vars(self).items() if item[0] not in unseen])
+
+    def _decided(self, observed: Snapshot) -> Plan:
         context = Context(
             self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll
         )

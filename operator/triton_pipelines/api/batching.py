@@ -30,7 +30,8 @@ class QueuePolicy(ApiModel):
             ge=0,
             le=2**31 - 1,
             description=(
-                "Requests that may wait; further requests are rejected with 503. 0: no limit."
+                "Maximum number of queued requests; further requests are rejected with 503. "
+                "0: no limit."
             ),
         ),
     ] = None
@@ -38,8 +39,8 @@ class QueuePolicy(ApiModel):
         TimeoutAction | None,
         Field(
             description=(
-                "REJECT (default) rejects a request that waited too long; DELAY moves it behind all"
-                " others."
+                "REJECT (default) rejects a request that has waited too long; DELAY moves it "
+                "behind all others."
             )
         ),
     ] = None
@@ -52,7 +53,7 @@ class QueuePolicy(ApiModel):
         ),
     ] = None
     allow_timeout_override: Annotated[
-        Switch | None, Field(description="Enabled: a request may set a shorter timeout.")
+        Switch | None, Field(description="Enabled: a request can set a shorter timeout.")
     ] = None
 
     @property
@@ -71,7 +72,10 @@ class PriorityQueuePolicy(QueuePolicy):
     """
 
     priority: Annotated[
-        int, Field(ge=1, le=MAX_PRIORITY_LEVELS, description="The level, 1 being the most urgent.")
+        int,
+        Field(
+            ge=1, le=MAX_PRIORITY_LEVELS, description=("The priority level; 1 is the most urgent.")
+        ),
     ]
 
 
@@ -94,7 +98,7 @@ class DynamicBatching(ApiModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Sizes at which a batch runs immediately.",
+            description="Batch sizes that run immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -116,8 +120,7 @@ class DynamicBatching(ApiModel):
             ge=1,
             le=MAX_PRIORITY_LEVELS,
             description=(
-                "Number of priorities that a request may have, 1 being the most urgent. Default: no"
-                " priorities."
+                "Number of priority levels; 1 is the most urgent. Default: no priorities."
             ),
         ),
     ] = None
@@ -126,12 +129,14 @@ class DynamicBatching(ApiModel):
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Priority of requests that set none. Required with priorityLevels.",
+            description="Priority of requests that do not set one. Required with priorityLevels.",
         ),
     ] = None
     queue_policy: Annotated[
         QueuePolicy | None,
-        Field(description="Limits of the queue, and of each priority without its own policy."),
+        Field(
+            description=("Limits of the queue, and of each priority that has no policy of its own.")
+        ),
     ] = None
     priority_queue_policies: Annotated[
         tuple[PriorityQueuePolicy, ...],

@@ -51,7 +51,7 @@ PRINTER_COLUMNS = (
         "What limits the pipeline, according to scaling.",
     ),
     # Without it, `kubectl get -w` would not show why a rollout waits or failed.
-    _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
+    _column("Reason", _condition("Ready", "reason"), "Reason for the value of Ready."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
     _column("Revision", ".status.revision", "Revision of the latest spec.", priority=1),
     _column("Message", _condition("Ready", "message"), "The cause, and what to do.", priority=1),

@@ -67,8 +67,8 @@ class Ensemble(ApiModel):
             ge=0,
             le=2**31 - 1,
             description=(
-                "Requests that may be in flight between two steps; server 25.11 or newer. Default"
-                " 0: no limit."
+                "Maximum number of requests in flight between two steps; requires server 25.11 or "
+                "newer. Default 0: no limit."
             ),
         ),
     ] = None

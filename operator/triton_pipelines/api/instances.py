@@ -94,8 +94,8 @@ class StepCopies(ApiModel):
             ge=1,
             le=MAX_INSTANCES,
             description=(
-                "A fixed count: per GPU for kind GPU, otherwise in total. Excludes initial, min and"
-                " max."
+                "A fixed count: per GPU for kind GPU, otherwise in total. Cannot be combined with "
+                "initial, min or max."
             ),
         ),
     ] = None
@@ -116,8 +116,8 @@ class StepCopies(ApiModel):
             ge=1,
             le=MAX_INSTANCES,
             description=(
-                "Highest count; CPU and memory limits are sized for it. Default: 4, or initial if"
-                " that is higher."
+                "Maximum count; CPU and memory limits are sized for it. Default: 4, or initial if "
+                "that is higher."
             ),
         ),
     ] = None

@@ -55,7 +55,7 @@ class PlanTokens(LoadModel):
     others: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Further inputs of the file with one value per token."""
     max_length: Annotated[int, Field(ge=1)]
-    """Most tokens in a row."""
+    """Maximum number of tokens in a row."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

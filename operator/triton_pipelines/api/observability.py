@@ -24,7 +24,12 @@ class Tracing(ApiModel):
         ),
     ]
     sample_every: Annotated[
-        int, Field(ge=1, le=1_000_000_000, description="One request out of this number is traced.")
+        int,
+        Field(
+            ge=1,
+            le=1_000_000_000,
+            description=("Sampling interval: one of this many requests is traced."),
+        ),
     ] = 1000
 
 
@@ -43,8 +48,8 @@ class Observability(ApiModel):
         Presence | None,
         Field(
             description=(
-                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that"
-                " kind; Enabled: warn if it does not. Default: Auto."
+                "Create a PodMonitor for the Prometheus operator. Auto: created if the cluster "
+                "has this kind. Enabled: also warns if it does not. Default: Auto."
             )
         ),
     ] = None

@@ -163,13 +163,19 @@ class LengthProfile(ApiModel):
     """One optimization profile of a TensorRT plan: the rows and tokens that a batch can have."""
 
     min: Annotated[
-        int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")
+        int | None,
+        Field(ge=1, le=MAX_TOKENS, description=("Minimum number of tokens in a row. Default 1.")),
     ] = None
-    max: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")]
+    max: Annotated[
+        int, Field(ge=1, le=MAX_TOKENS, description=("Maximum number of tokens in a row."))
+    ]
     min_batch_size: Annotated[
-        int | None, Field(ge=1, le=MAX_BATCH, description="Fewest rows of a batch. Default 1.")
+        int | None,
+        Field(ge=1, le=MAX_BATCH, description=("Minimum number of rows in a batch. Default 1.")),
     ] = None
-    max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Most rows of a batch.")]
+    max_batch_size: Annotated[
+        int, Field(ge=1, le=MAX_BATCH, description=("Maximum number of rows in a batch."))
+    ]
 
     rules = (
         FieldRule(
@@ -191,11 +197,12 @@ class TokenLengths(ApiModel):
     """Token range that a model's file accepts."""
 
     min: Annotated[
-        int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")
+        int | None,
+        Field(ge=1, le=MAX_TOKENS, description=("Minimum number of tokens in a row. Default 1.")),
     ] = None
-    max: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="Most tokens in a row.")] = (
-        None
-    )
+    max: Annotated[
+        int | None, Field(ge=1, le=MAX_TOKENS, description=("Maximum number of tokens in a row."))
+    ] = None
     profiles: Annotated[
         tuple[LengthProfile, ...],
         Field(

@@ -79,7 +79,7 @@ class Postprocess(ApiModel):
         Field(
             max_length=MAX_TENSORS,
             description=(
-                "Type Python: its input tensors. Default: the model's outputs of the same names."
+                "Type Python: its input tensors. Default: the model's outputs with the same names."
             ),
             json_schema_extra=BY_NAME,
         ),

@@ -91,7 +91,7 @@ class Environment(ApiModel):
         Field(
             description=(
                 "A .tar.gz archive created with conda-pack. Its Python version must match the"
-                " image's: 3.10 for Triton up to 24.10, 3.12 from 24.12 on."
+                " image's: 3.10 for Triton up to 24.10, 3.12 for 24.12 and later."
             )
         ),
     ]

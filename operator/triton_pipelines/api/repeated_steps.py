@@ -50,7 +50,7 @@ class RepeatedStep(ApiModel):
         Field(
             min_length=1,
             max_length=MAX_TENSORS,
-            description="All inputs that it reads; only optional inputs can be omitted.",
+            description="All inputs that the step reads; only optional inputs can be omitted.",
             json_schema_extra=BY_NAME,
         ),
     ]

@@ -67,5 +67,9 @@ class RolloutSpec(ApiModel):
     ] = 30
     revision_history_limit: Annotated[
         int,
-        Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept."),
+        Field(
+            ge=1,
+            le=20,
+            description=("Number of old revisions whose ConfigMaps and ReplicaSets are kept."),
+        ),
     ] = 3

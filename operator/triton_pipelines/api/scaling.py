@@ -76,8 +76,8 @@ class ScaleUp(ApiModel):
             ge=0,
             le=3600,
             description=(
-                "Seconds to wait after scaling up. Default: until the first scrape after "
-                "the change took effect; 8 s until a change has been measured."
+                "Seconds to wait after one scale-up before the next. Default: until the first "
+                "scrape after the change took effect; 8 s until a change has been measured."
             ),
         ),
     ] = None
@@ -158,8 +158,8 @@ class Scaling(ApiModel):
             ge=10,
             le=100,
             description=(
-                "Utilization in percent below which a step without waiting requests is not scaled"
-                " up. Default: 80, or the target if that is higher."
+                "If no requests wait, a step is scaled up only from this utilization, in percent. "
+                "Default: 80, or the target if that is higher."
             ),
         ),
     ] = None
@@ -192,7 +192,7 @@ class Scaling(ApiModel):
             ge=1,
             le=120,
             description=(
-                "Changes of direction per hour after which counts only increase until the "
+                "Number of direction changes per hour after which counts only increase until the "
                 "hour is over."
             ),
         ),

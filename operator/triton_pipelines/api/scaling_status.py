@@ -11,7 +11,7 @@ from .status_types import ATOMIC, Count, Short
 
 
 class ScaleEvent(ApiModel):
-    """A change of a count."""
+    """One change of an instance count."""
 
     time: Annotated[
         str,
@@ -28,7 +28,7 @@ class ScaleEvent(ApiModel):
 
 
 class ScalingFigures(ApiModel):
-    """Figures of a scaled step over all pods.
+    """Figures of a scaled step across all pods.
 
     They change only by more than a tenth; for current values, see the metrics.
     """

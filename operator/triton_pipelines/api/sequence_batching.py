@@ -149,8 +149,8 @@ class SequenceBatching(ApiModel):
             ge=1,
             le=86_400_000_000,
             description=(
-                "Microseconds without a request after which a sequence ends. Default: that of"
-                " Triton, 1 s."
+                "Microseconds without a request after which a sequence ends. Default: Triton's "
+                "default, 1 s."
             ),
         ),
     ] = None
@@ -181,14 +181,17 @@ class SequenceBatching(ApiModel):
         Field(
             ge=1,
             le=1_000_000,
-            description="Oldest: most concurrent sequences of one instance. Required for Oldest.",
+            description=(
+                "Oldest: maximum number of concurrent sequences in one instance. Required for "
+                "Oldest."
+            ),
         ),
     ] = None
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Oldest: sizes at which a batch runs immediately.",
+            description="Oldest: batch sizes that run immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()

@@ -124,7 +124,7 @@ class ModelCache(ApiModel):
 class ResourceList(ApiModel):
     """Compute resources of the Triton container; GPUs come from server.gpu."""
 
-    cpu: Annotated[Quantity | None, Field(description="Cores, such as 2 or 500m.")] = None
+    cpu: Annotated[Quantity | None, Field(description="CPU cores, such as 2 or 500m.")] = None
     memory: Annotated[
         Quantity | None, Field(description="Memory; shared memory counts toward the limit.")
     ] = None
@@ -136,9 +136,9 @@ class Resources(ApiModel):
     requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = (
         ResourceList()
     )
-    limits: Annotated[ResourceList, Field(description="Maximum that the container can use.")] = (
-        ResourceList()
-    )
+    limits: Annotated[
+        ResourceList, Field(description=("Maximum amount that the container can use."))
+    ] = ResourceList()
 
 
 class ServiceType(StrEnum):
@@ -242,9 +242,9 @@ class ServerSpec(ApiModel):
         Switch,
         Field(
             description=(
-                "Enabled: Triton completes configs from the model files, which some backends"
-                " require. No step is then scaled live, because every change would reload the"
-                " model."
+                "Enabled: Triton completes configs from the model files, which some backends "
+                "require. Steps are then not scaled live, because every change would reload the "
+                "model."
             )
         ),
     ] = Switch.DISABLED
@@ -368,9 +368,9 @@ class ServerSpec(ApiModel):
         ),
     ] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
-    network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = (
-        NetworkPolicy()
-    )
+    network_policy: Annotated[
+        NetworkPolicy, Field(description=("Clients that can reach the ports."))
+    ] = NetworkPolicy()
     tls: Annotated[Tls | None, Field(description="TLS for gRPC. Default: none.")] = None
     disruption_budget: Annotated[
         DisruptionBudget,

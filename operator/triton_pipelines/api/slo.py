@@ -26,8 +26,8 @@ class Slo(ApiModel):
             ge=0,
             le=3_600_000,
             description=(
-                "Part of the latency for the network and for queues in front of the "
-                "server, in milliseconds."
+                "Part of the latency target that is reserved for the network and for queues in "
+                "front of the server, in milliseconds."
             ),
         ),
     ] = 5

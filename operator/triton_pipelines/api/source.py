@@ -78,9 +78,9 @@ class SourceSpec(ApiModel):
         Field(
             max_length=128,
             description=(
-                "Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci)."
-                " Default: the newest, recorded at the first load and kept for the pipeline's"
-                " revision."
+                "Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci). "
+                "Default: the newest version, recorded at the first load and kept for the "
+                "pipeline's revision."
             ),
         ),
     ] = None
@@ -90,7 +90,7 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=PATH_PATTERN,
             description=(
-                "File inside the folder or repository that the URI names. Default: the "
+                "File inside the folder or repository that the URI points to. Default: the "
                 "standard file name."
             ),
         ),
@@ -100,7 +100,7 @@ class SourceSpec(ApiModel):
         Field(
             pattern=SHA256_PATTERN,
             max_length=64,
-            description="SHA-256 that the file must have, in lowercase hex.",
+            description="Expected SHA-256 checksum of the file, in lowercase hex.",
         ),
     ] = None
     endpoint: Annotated[
@@ -109,8 +109,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=ENDPOINT_PATTERN,
             description=(
-                "Address of an S3, GCS or Azure compatible store, a model hub mirror, or a "
-                "registry (instead of the one in the URI)."
+                "URL of an S3-, GCS- or Azure-compatible store, a model hub mirror, or a registry "
+                "(instead of the one in the URI)."
             ),
         ),
     ] = None

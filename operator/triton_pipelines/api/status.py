@@ -29,7 +29,7 @@ class ConditionStatus(ApiModel):
         Field(
             ge=0,
             le=2**53,
-            description="Generation of the spec that it describes.",
+            description="Generation of the spec that the condition describes.",
             json_schema_extra={"format": "int64"},
         ),
     ] = 0
@@ -85,7 +85,7 @@ class EnsembleStatus(ApiModel):
 
 
 class StepStatus(ApiModel):
-    """One step over all pods."""
+    """Status of one step across all pods."""
 
     name: Annotated[Short, Field(description="Name of the step.")]
     model_name: Annotated[Short, Field(description="Its name in the model repository.")]
@@ -96,14 +96,14 @@ class StepStatus(ApiModel):
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
     pods_with_desired_instances: Annotated[
-        Count, Field(description="Pods that report the desired number of instances.")
+        Count, Field(description="Number of pods that report the desired number of instances.")
     ] = 0
     verdict: Annotated[
         Short,
         Field(
             description=(
-                "What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced and"
-                " more."
+                "What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced or "
+                "another verdict."
             )
         ),
     ] = ""
@@ -145,7 +145,7 @@ class Status(ApiModel):
         tuple[ConditionStatus, ...],
         Field(
             max_length=16,
-            description="Conditions by type: Ready, Available and more.",
+            description="Conditions by type: Ready, Available and others.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
@@ -177,7 +177,11 @@ class Status(ApiModel):
     ] = EnsembleStatus()
     steps: Annotated[
         tuple[StepStatus, ...],
-        Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME),
+        Field(
+            max_length=64,
+            description=("Status of each step across all pods."),
+            json_schema_extra=MAP_BY_NAME,
+        ),
     ] = ()
     tokenizer: Annotated[TokenizerStatus, Field(description="The tokenizer's instance count.")] = (
         TokenizerStatus()

@@ -42,8 +42,8 @@ class StepFields(ApiModel):
         Platform | None,
         Field(
             description=(
-                "What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or"
-                " vllm."
+                "Platform that runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, "
+                "python or vllm."
             )
         ),
     ] = None
@@ -109,7 +109,12 @@ class StepFields(ApiModel):
     ] = None
     sequence_batching: Annotated[
         SequenceBatching | None,
-        Field(description="Batching of requests that belong together; excludes dynamicBatching."),
+        Field(
+            description=(
+                "Batching of requests that belong together; cannot be combined with"
+                " dynamicBatching."
+            )
+        ),
     ] = None
     batch_strategy: Annotated[
         BatchStrategy | None,
@@ -141,7 +146,7 @@ class StepFields(ApiModel):
         Field(
             ge=1,
             le=2**31 - 1,
-            description="The version that the pipeline calls. Default: the latest that is served.",
+            description="The version that the pipeline calls. Default: the latest served version.",
         ),
     ] = None
     warmup: Annotated[
@@ -159,7 +164,12 @@ class StepFields(ApiModel):
     ] = None
     lengths: Annotated[
         TokenLengths | None,
-        Field(description="Token range that the file accepts, such as a TensorRT plan's profile."),
+        Field(
+            description=(
+                "Range of token counts that the file accepts, such as the profile of a TensorRT"
+                " plan."
+            )
+        ),
     ] = None
     decoupled: Annotated[
         Switch | None,
@@ -349,7 +359,7 @@ class ModelSpec(StepFields):
 
 
 class StepSpec(StepFields):
-    """A further step of the pipeline.
+    """An additional step of the pipeline.
 
     Examples: image or audio preprocessing, a second model, or a step that joins branches.
     """

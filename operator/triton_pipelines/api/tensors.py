@@ -128,9 +128,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: a request can omit it. Without from, it reads the pipeline's "
-                "input with this name if spec.ensemble.inputs lists one; otherwise, it is "
-                "not connected."
+                "Enabled: a request can omit it. If from is not set, it reads the pipeline's "
+                "input with this name if spec.ensemble.inputs lists one; otherwise, it is not "
+                "connected."
             )
         ),
     ] = None

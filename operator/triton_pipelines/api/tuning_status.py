@@ -11,7 +11,7 @@ from .status_types import ATOMIC, Count, Long, Short
 
 
 class VerifiedPaddingStatus(ApiModel):
-    """A padding that a tuning run has verified for one spec."""
+    """A padding mode that a tuning run verified for one spec."""
 
     fingerprint: Annotated[
         Short,
@@ -55,8 +55,8 @@ class PaddingStatus(ApiModel):
         Field(
             max_length=16,
             description=(
-                "Paddings that tuning runs verified; Auto uses one for the spec it was measured"
-                " with."
+                "Padding modes that tuning runs verified. Auto uses each mode only for the spec "
+                "that it was measured with."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -78,7 +78,9 @@ class TuningPoint(ApiModel):
     max_batch_size: Annotated[
         Count, Field(description="Maximum rows per batch of the model step.")
     ] = 0
-    queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
+    queue_delay_microseconds: Annotated[
+        Count, Field(description=("Delays execution to fill a batch."))
+    ] = 0
     model_instances: Annotated[
         Count, Field(description="Instances of the model step in the measured pod.")
     ] = 0
@@ -88,7 +90,9 @@ class TuningPoint(ApiModel):
     ] = 0
     padding: Annotated[
         Short,
-        Field(description="The padding it was tested with, if it differs from the pipeline's."),
+        Field(
+            description=("The padding used in the measurement, if it differs from the pipeline's.")
+        ),
     ] = ""
     requests_per_second: Annotated[
         Count,
@@ -125,13 +129,15 @@ class TuningStatus(ApiModel):
     ] = None
     revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
     message: Annotated[Long, Field(description="The result, or why the run failed.")] = ""
-    advice: Annotated[Long, Field(description="What limits the pipeline, and what to change.")] = ""
+    advice: Annotated[
+        Long, Field(description=("What limits the pipeline, and which field to change."))
+    ] = ""
     padding: Annotated[
         Short,
         Field(
             description=(
-                "The cheapest padding by the measured cost of the model step, with the"
-                " milliseconds of a full batch for each mode."
+                "The padding mode with the lowest measured cost for the model step, and the "
+                "milliseconds that a full batch takes in each mode."
             )
         ),
     ] = ""
@@ -139,8 +145,8 @@ class TuningStatus(ApiModel):
         Long,
         Field(
             description=(
-                "Merge patch of the spec as YAML, to commit. Empty: no better setting was"
-                " verified, or only another padding, which Auto applies itself."
+                "Merge patch for the spec, as YAML, ready to commit. Empty if no better setting "
+                "was verified, or if only the padding changed, which Auto applies itself."
             )
         ),
     ] = ""

@@ -38,7 +38,11 @@ class PipelineSpec(ApiModel):
 
     source: Annotated[
         ModelSource | None,
-        Field(description="One folder with tokenizer and model: the default of both."),
+        Field(
+            description=(
+                "One folder that contains both tokenizer and model; the default for their sources."
+            )
+        ),
     ] = None
     replicas: Annotated[int, Field(ge=0, le=10000, description="Pods.")] = 1
     suspend: Annotated[
@@ -72,7 +76,7 @@ class PipelineSpec(ApiModel):
         tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
-            description="Further steps before, parallel to or after the model.",
+            description="Additional steps before, parallel to or after the model.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -101,15 +105,15 @@ class PipelineSpec(ApiModel):
     ensemble: Annotated[
         Ensemble, Field(description="The pipeline's name, inputs and outputs, as seen by clients.")
     ] = Ensemble()
-    health: Annotated[Health, Field(description="Test inferences that each pod receives.")] = (
-        Health()
-    )
+    health: Annotated[
+        Health, Field(description=("Test inferences that the operator sends to each pod."))
+    ] = Health()
     server: Annotated[ServerSpec, Field(description="The Triton pods.")] = ServerSpec()
     rollout: Annotated[
         RolloutSpec, Field(description="How a new revision replaces the old one.")
     ] = RolloutSpec()
     scaling: Annotated[
-        Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")
+        Scaling, Field(description="Live scaling of CPU steps, primarily of the tokenizer.")
     ] = Scaling()
     slo: Annotated[Slo, Field(description="Service level objectives.")] = Slo()
     tuning: Annotated[Tuning, Field(description="Tuning of batching settings by measurement.")] = (

@@ -123,7 +123,6 @@ def _decide_from_samples(
         verdicts.gpu_note(context.gpu, limits),
         *sample.notes,
     )
-    reasons = [item.reason for item in decisions if item.verdict is found]
     return ScalingDecision(
         steps=decisions,
         verdict=found,
@@ -136,7 +135,8 @@ def _decide_from_samples(
         limitations=tuple(item.limitation for item in outcomes if item.limitation is not None),
         gpu_busy=context.gpu.gpu_busy,
         problem=MetricsProblem.PARTIAL if trusted.problem else None,
-        message="; ".join(part for part in dict.fromkeys((*reasons, *notes)) if part),
+        reasons=tuple(item.reason for item in decisions if item.verdict is found),
+        notes=tuple(note for note in notes if note),
     )
 
 
@@ -230,7 +230,7 @@ def _hold_all(situation: Situation, message: str) -> ScalingDecision:
         verdict=Verdict.UNKNOWN,
         state=next_state(situation, states, decisions, fresh=False),
         problem=MetricsProblem.MISSING,
-        message=message,
+        notes=(message,),
     )
 
 
@@ -258,7 +258,7 @@ def _decide_in_outage(
             fresh=False,
         ),
         problem=failure.problem,
-        message=failure.message,
+        notes=(failure.message,),
     )
 
 

@@ -166,9 +166,7 @@ def trusted_pods(
             problems.append(f"pod {name}: {problem}")
         elif not -limit <= age <= limit:
             stale = True
-            problems.append(
-                f"pod {name}: the newest scrape is {age:.0f} s old, more than {limit:.0f} s"
-            )
+            problems.append(f"pod {name}: the newest scrape is more than {limit:.0f} s old")
         else:
             trusted[name] = PodSignals(series, age, history.usage)
     return TrustedPods(trusted, "; ".join(problems[:_PROBLEMS_MAX]), stale and not trusted)

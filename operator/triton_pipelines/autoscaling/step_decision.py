@@ -23,6 +23,7 @@ from triton_pipelines.autoscaling.types import (
     StepFigures,
     StepLimits,
     StepState,
+    VerdictCause,
 )
 
 
@@ -176,7 +177,11 @@ def decide_step(
     count = item.count - 1 if frees_memory else following.count
     decision, limitation = _verdict(item, state, demand, cap, context, count)
     if frees_memory:
-        decision = replace(decision, reason=f"{_memory_text(context)}; {decision.reason}")
+        decision = replace(
+            decision,
+            reason=f"{_memory_text(context)}; {decision.reason}",
+            cause=VerdictCause.FREEING_MEMORY,
+        )
     if following.flapping:
         limitation = _flapping(item, state)
     after = control_law.after_change(replace(state, desired=item.count), item.count, count, now)
@@ -236,15 +241,17 @@ def _verdict(
     )
     gpu, budget = context.gpu, context.budget
     found = verdicts.step_verdict(inputs, gpu, budget, context.slow)
-    reason = verdicts.reason_text(inputs, found, gpu, budget, context.limits.law)
-    decision = StepDecision(item.limits.name, count, found, reason, _figures(item, demand, cap))
+    cause = verdicts.verdict_cause(inputs, found, gpu, budget)
+    reason = verdicts.reason_text(inputs, found, cause, gpu, budget, context.limits.law)
+    figures = _figures(item, demand, cap)
+    decision = StepDecision(item.limits.name, count, found, reason, figures, cause)
     return decision, verdicts.limitation(inputs, found, gpu)
 
 
 def _flapping(item: StepObservation, state: StepState) -> Limitation:
     return Limitation(
         item.limits.name,
-        f"{len(state.reversals)} changes of direction within an hour; the count does not "
+        f"{len(state.reversals)} direction changes within an hour; the count does not "
         "decrease until there are fewer",
     )
 

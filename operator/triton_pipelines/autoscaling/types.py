@@ -45,6 +45,16 @@ class Fallback(StrEnum):
     INITIAL = "Initial"
 
 
+class VerdictCause(StrEnum):
+    """Why a step has its verdict, where a verdict has several causes."""
+
+    THROTTLED = "Throttled"
+    OTHER_THREADS = "OtherThreads"
+    GROWTH_PAUSED = "GrowthPaused"
+    GROWTH_LIMITED = "GrowthLimited"
+    FREEING_MEMORY = "FreeingMemory"
+
+
 class CapKind(StrEnum):
     """What sets the bound on the growth of a step."""
 
@@ -319,6 +329,8 @@ class StepDecision:
     """The verdict with its numbers, for people."""
     figures: StepFigures
     """The numbers."""
+    cause: VerdictCause | None = None
+    """The cause that the reason explains; ``None`` if the verdict says it all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +359,21 @@ class ScalingDecision:
     """Share of the time in which the GPU step computed (0–1); ``None``: unknown."""
     problem: MetricsProblem | None = None
     """Why metrics are not, or not all, usable; ``None`` where they are."""
-    message: str = ""
-    """Reasons and notes, for people."""
+    reasons: tuple[str, ...] = ()
+    """Reasons of the steps with the pipeline's verdict, for people; their figures change often."""
+    notes: tuple[str, ...] = ()
+    """What else readers should know, for people; without figures that change often."""
+
+    @property
+    def message(self) -> str:
+        """Reasons and notes, for people."""
+        return "; ".join(part for part in dict.fromkeys((*self.reasons, *self.notes)) if part)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What the message is about apart from verdicts and figures, for comparison."""
+        causes = (f"{item.step}:{item.cause.value}" for item in self.steps if item.cause)
+        return (*causes, *self.notes)
 
     @property
     def fresh(self) -> bool:

@@ -45,7 +45,7 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
     Verdict.CPU_BOUND: VerdictAdvice(
         "A CPU step is the bottleneck, and the pod has no CPU for another instance.",
         (
-            "Raise what the reason names: spec.server.resources.limits.cpu or the step's"
+            "Raise the limit that the reason states: spec.server.resources.limits.cpu or the step's"
             " instances.max.",
             (
                 "Lower the step's resourcesPerInstance.cpu if an instance uses less than it is "

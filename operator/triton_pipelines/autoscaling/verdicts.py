@@ -17,6 +17,7 @@ from triton_pipelines.autoscaling.types import (
     PipelineLimits,
     StepLimits,
     Verdict,
+    VerdictCause,
 )
 
 # The pipeline's verdict is that of its steps which needs attention first.
@@ -33,6 +34,10 @@ _ORDER: Final = (
     Verdict.BALANCED,
     Verdict.IDLE,
 )
+# GPU utilization and the busy time of the GPU step contradict each other if one of them is high and
+# the other one is low.
+_HIGH: Final = 0.9
+_LOW: Final = 0.5
 _STALL_WINDOWS: Final = 2
 """Slow windows without a completion while requests wait."""
 
@@ -122,13 +127,32 @@ def pipeline_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=_ORDER.index, default=Verdict.UNKNOWN)
 
 
+def verdict_cause(
+    inputs: VerdictInputs, found: Verdict, gpu: GpuSignal, cpu: CpuBudget
+) -> VerdictCause | None:
+    """Return the cause of the verdict, where the verdict has several."""
+    if found is Verdict.CPU_CONTENDED:
+        return VerdictCause.THROTTLED if cpu.throttled else VerdictCause.OTHER_THREADS
+    if found is Verdict.CPU_BOUND:
+        return VerdictCause.GROWTH_LIMITED
+    is_saturated = found in (Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND)
+    if is_saturated and inputs.growth_held and not is_gpu_bound(gpu, inputs.pending):
+        return VerdictCause.GROWTH_PAUSED
+    return None
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 
 def reason_text(
-    inputs: VerdictInputs, found: Verdict, gpu: GpuSignal, cpu: CpuBudget, law: ControlLaw
+    inputs: VerdictInputs,
+    found: Verdict,
+    cause: VerdictCause | None,
+    gpu: GpuSignal,
+    cpu: CpuBudget,
+    law: ControlLaw,
 ) -> str:
-    """Return the verdict's numbers as text."""
+    """Return the verdict's numbers and cause as text."""
     is_gpu_verdict = found in (Verdict.GPU_BOUND, Verdict.STEP_BOUND)
     if is_gpu_verdict and is_gpu_bound(gpu, inputs.pending):
         return _gpu_bound_text(inputs, gpu)
@@ -136,22 +160,28 @@ def reason_text(
         return _unbatched_text(gpu)
     if found in _TEXTS_WITHOUT_LOAD:
         return _TEXTS_WITHOUT_LOAD[found](inputs)
-    addition = _addition(inputs, found, cpu, law)
+    addition = _addition(inputs, found, cause, cpu, law)
     return "; ".join(part for part in (_load_text(inputs, law), addition) if part)
 
 
-def _addition(inputs: VerdictInputs, found: Verdict, cpu: CpuBudget, law: ControlLaw) -> str:
+def _addition(
+    inputs: VerdictInputs,
+    found: Verdict,
+    cause: VerdictCause | None,
+    cpu: CpuBudget,
+    law: ControlLaw,
+) -> str:
     """Return what the text says in addition to the load."""
-    if found is Verdict.CPU_CONTENDED and cpu.throttled:
+    if cause is VerdictCause.THROTTLED:
         return "the container is throttled by its CPU limit"
-    if found is Verdict.CPU_CONTENDED:
+    if cause is VerdictCause.OTHER_THREADS:
         return (
             f"other threads in the pod use {cpu.other:.1f} cores; check the thread counts of other"
             " steps (intra_op, OMP, RAYON)"
         )
-    if found is Verdict.CPU_BOUND:
+    if cause is VerdictCause.GROWTH_LIMITED:
         return f"there is no room for another instance: {inputs.cap.text}"
-    if found in (Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND) and inputs.growth_held:
+    if cause is VerdictCause.GROWTH_PAUSED:
         return "growth is paused: the last increase did not raise the throughput of the GPU step"
     if found is Verdict.OVERPROVISIONED:
         return f"at most {inputs.highest_demand} were needed in the last {law.stabilization:.0f} s"
@@ -223,22 +253,25 @@ def limitation(inputs: VerdictInputs, found: Verdict, gpu: GpuSignal) -> Limitat
 
 
 def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
-    """Return what readers should know of the GPU's numbers besides the verdict; "" for nothing."""
+    """Return what readers should know of the GPU's numbers besides the verdict; "" for nothing.
+
+    The text has no figures, so that it stays the same while they change.
+    """
     if limits.on_cpu.issuperset(limits.gpu_steps):
         return ""
     if gpu.utilization is None:
         return "GPUMetricsUnavailable: using the GPU step's own busy time and queue instead"
     if gpu.busy is None or gpu.on_cpu:
         return ""
-    if gpu.utilization >= 0.9 and gpu.busy < 0.5:
+    if gpu.utilization >= _HIGH and gpu.busy < _LOW:
         return (
-            f"the GPU is {gpu.utilization:.0%} utilized but {gpu.model} is only {gpu.busy:.0%}"
+            f"the GPU is at least {_HIGH:.0%} utilized but {gpu.model} is less than {_LOW:.0%}"
             " busy: another process uses the GPU too"
         )
-    if gpu.busy >= 0.9 and gpu.utilization < 0.5:
+    if gpu.busy >= _HIGH and gpu.utilization < _LOW:
         return (
-            f"{gpu.model} is {gpu.busy:.0%} busy but the GPU only {gpu.utilization:.0%} "
-            "utilized: the step spends its time in code on the CPU"
+            f"{gpu.model} is at least {_HIGH:.0%} busy but the GPU is less than {_LOW:.0%}"
+            " utilized: the step spends its time in code on the CPU"
         )
     return ""
 

@@ -41,7 +41,7 @@ def bench(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="A pipeline's file, served on this machine during the run; or "
+            help="File of a pipeline, which is served on this machine during the run, or URL: "
             "http(s)://HOST:PORT/v2/models/MODEL; over gRPC, grpc(s)://….",
         ),
     ],

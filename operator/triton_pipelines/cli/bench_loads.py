@@ -269,7 +269,7 @@ def _array(info: TensorMetadata, tensor: InputValue, batched: bool, place: str) 
         result: Array = flat.reshape((1, *shape) if batched else shape)
         return result
     except (ValueError, OverflowError, InferenceServerException, TypeError) as error:
-        raise CommandError(f"{place}: does not fit {info}: {error}", EXIT_USAGE) from error
+        raise CommandError(f"{place}: does not match {info}: {error}", EXIT_USAGE) from error
 
 
 def _read(file: Path) -> str:

@@ -52,7 +52,10 @@ class BenchLoadOptions:
     arrivals: Annotated[
         Arrivals,
         typer.Option(
-            help="Arrivals of an open loop: as from many independent users, or evenly spaced."
+            help=(
+                "Arrival pattern of an open loop: random, as from many independent users, or "
+                "evenly spaced."
+            )
         ),
     ] = Arrivals.POISSON
     """Arrivals of open loops."""
@@ -62,25 +65,33 @@ class BenchLoadOptions:
             min=0.3,
             max=3600,
             metavar="SECONDS",
-            help="Measured time of a run, in three windows whose results must agree.",
+            help="Measured time of a run, divided into three windows whose results must agree.",
         ),
     ] = 6.0
     """Measured seconds of a run."""
     warmup: Annotated[
         float,
-        typer.Option(min=0, max=3600, metavar="SECONDS", help="Time under load before measuring."),
+        typer.Option(
+            min=0,
+            max=3600,
+            metavar="SECONDS",
+            help=("Time under load before the measurement starts."),
+        ),
     ] = 1.0
     """Seconds under load before them."""
     runs: Annotated[
-        int, typer.Option(min=1, max=100, help="Runs of each load; runs of all loads alternate.")
+        int,
+        typer.Option(
+            min=1, max=100, help=("Number of runs per load; runs of different loads alternate.")
+        ),
     ] = 3
     """Runs of each load."""
     baseline: Annotated[
         bool,
         typer.Option(
             "--baseline/--no-baseline",
-            help="Also measure one client that waits for each response: all rows in a request, "
-            "and one by one.",
+            help="Also measure a single client that waits for each response, with all rows in one "
+            "request and with one row per request.",
         ),
     ] = True
     """Whether to measure the baselines."""
@@ -106,7 +117,9 @@ class BenchLoadOptions:
     """Seconds after which a request fails."""
     seed: Annotated[
         int,
-        typer.Option(min=0, help="Seed of texts and arrivals; the same seed gives the same load."),
+        typer.Option(
+            min=0, help=("Seed for texts and arrivals; the same seed produces the same load.")
+        ),
     ] = 0
     """Seed of texts and arrivals."""
 
@@ -130,7 +143,8 @@ class RequestOptions:
     texts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Texts, one per line; or perf_analyzer's input data (JSON)."
+            metavar="FILE",
+            help="File with one text per line, or input data for perf_analyzer (JSON).",
         ),
     ] = None
     """``None``: generated texts."""

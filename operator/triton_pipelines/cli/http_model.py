@@ -71,7 +71,7 @@ def connection_error(url: str, error: httpx.HTTPError) -> CommandError:
     elif any(isinstance(cause, ssl.SSLError) for cause in causes):
         hint = "if the server does not use TLS, use http://HOST:PORT"
     else:
-        hint = "is the pipeline served there?"
+        hint = "check that the pipeline is served at this address"
     return CommandError(f"cannot reach {url}: {error or type(error).__name__}; {hint}", EXIT_FAILED)
 
 

@@ -33,7 +33,7 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The ensemble, or the model that clients call, if there are several.",
+            help="The ensemble or model that clients call, if there are several.",
         ),
     ] = None
     """``None``: the only one."""
@@ -50,7 +50,7 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Config in configs/ to use, as Triton's --model-config-name.",
+            help="Config in configs/ to use, like Triton's --model-config-name.",
         ),
     ] = None
     """``None``: config.pbtxt."""
@@ -74,15 +74,13 @@ class ImportOptions:
         typer.Option(
             metavar="IMAGE",
             help="Image of the Triton server. Its version determines which fields can be "
-            "carried over. Default: the operator's.",
+            "imported. Default: the operator's.",
         ),
     ] = None
     """``None``: the operator's default image."""
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Exit with code 1 if anything was changed or not carried over."
-        ),
+        typer.Option("--strict", help="Exit with code 1 if any setting was changed or dropped."),
     ] = False
     """Whether a change or a loss is an error."""
 
@@ -90,7 +88,7 @@ class ImportOptions:
         """Refuse malformed options."""
         if self.source_uri is not None and "://" not in self.source_uri:
             raise CommandError(
-                f"--source-uri: {self.source_uri!r} is not a URI; use one such as"
+                f"--source-uri: {self.source_uri!r} is not a URI; use a URI such as"
                 " s3://models/repository",
                 EXIT_USAGE,
             )
@@ -107,7 +105,9 @@ class ImportOptions:
         for value in self.values or ():
             name, separator, text = value.partition("=")
             if not separator or not name:
-                raise CommandError(f"--set: {value!r} is not NAME=VALUE", EXIT_USAGE)
+                raise CommandError(
+                    f"--set: {value!r} does not have the form NAME=VALUE", EXIT_USAGE
+                )
             filled[name] = text
         return filled
 

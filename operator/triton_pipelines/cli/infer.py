@@ -43,7 +43,7 @@ class InputOptions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Second text of a pair; one for each TEXT, or one for all. Repeatable.",
+            help="Second text of each pair: one for each TEXT, or one for all. Repeatable.",
         ),
     ] = None
     """Second texts of pairs."""
@@ -77,7 +77,7 @@ def infer(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="The pipeline's file, or http(s)://HOST:PORT/v2/models/MODEL;"
+            help="File of the pipeline, or URL: http(s)://HOST:PORT/v2/models/MODEL;"
             " over gRPC, grpc(s)://HOST:PORT/v2/models/MODEL.",
         ),
     ],
@@ -85,7 +85,7 @@ def infer(
         list[str] | None,
         typer.Argument(
             metavar="[TEXT]...",
-            help="Texts, one row of the batch each; write -- before a text that starts with -.",
+            help="Texts, one for each row of the batch; write -- before a text that starts with -.",
         ),
     ] = None,
     url: Annotated[

@@ -169,7 +169,7 @@ def _check_options(repository: str | None, files: DraftOptions) -> None:
         )
     if files.source_uri is not None and "://" not in files.source_uri:
         raise CommandError(
-            f"--source-uri: {files.source_uri!r} is not a URI; use one such as s3://models/topics",
+            f"--source-uri: {files.source_uri!r} is not a URI; use a URI such as s3://models/topics",
             EXIT_USAGE,
         )
     if repository is not None and files.onnx_path is None and not repository.startswith(HUB):

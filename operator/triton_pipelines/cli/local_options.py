@@ -37,8 +37,8 @@ Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="FOLDER",
-        help="Keep downloads here, so that the next start reuses them."
-        " Default: a temporary folder.",
+        help="Folder that keeps downloads, so that the next start reuses them. Default: a "
+        "temporary folder.",
     ),
 ]
 Log = Annotated[

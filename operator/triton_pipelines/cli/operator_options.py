@@ -28,25 +28,28 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="kubeconfig context, outside a cluster. Default: the current context.",
+            help="kubeconfig context to use outside a cluster. Default: the current context.",
         ),
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option(metavar="COUNT", help="Pipelines reconciled at the same time. Default 8."),
+        typer.Option(
+            metavar="COUNT",
+            help=("Maximum number of pipelines that are reconciled at the same time. Default 8."),
+        ),
     ] = None
     resync_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Interval after which every pipeline is reconciled again. Default 600.",
+            help="Interval between two reconciles of an unchanged pipeline. Default 600.",
         ),
     ] = None
     relist_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Interval after which watches are compared with a list. Default 300.",
+            help="Interval between comparisons of the watches with a list. Default 300.",
         ),
     ] = None
     metrics_port: Annotated[
@@ -59,7 +62,10 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="MODE",
-            help="none (default), or token: only permitted bearer tokens may read /metrics.",
+            help=(
+                "none (default), or token: only clients with a permitted bearer token can read "
+                "/metrics."
+            ),
         ),
     ] = None
     metrics_tls_folder: Annotated[
@@ -104,8 +110,8 @@ class OperatorOptions:
         list[str] | None,
         typer.Option(
             metavar="PLATFORM",
-            help="Platform to run on the CPU fallback backend, if the server lacks its backend;"
-            " repeatable.",
+            help="Platform to run on the CPU fallback backend, if the server does not contain its "
+            "backend; repeatable.",
         ),
     ] = None
     custom_code: Annotated[
@@ -116,7 +122,7 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="MODE",
-            help="What pipelines may set in their pods: allow, restricted (default) or forbid.",
+            help="Which pod settings pipelines can use: allow, restricted (default) or forbid.",
         ),
     ] = None
     service_accounts: Annotated[
@@ -169,7 +175,10 @@ class OperatorOptions:
         int | None,
         typer.Option(
             metavar="COUNT",
-            help="Simultaneous rollouts that are not caused by a spec change. Default 5.",
+            help=(
+                "Maximum number of simultaneous rollouts that are not caused by a spec change. "
+                "Default 5."
+            ),
         ),
     ] = None
     metrics_connections: Annotated[
@@ -206,8 +215,8 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="URL",
-            help="Address of this project's docs folder; links of alerts to the runbooks start"
-            " with it.",
+            help="URL of this project's docs folder, used as the prefix of runbook links in "
+            "alerts.",
         ),
     ] = None
     leader_elect: Annotated[
@@ -225,7 +234,10 @@ class OperatorOptions:
         int | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long other replicas wait after the leader's last renewal. Default 15.",
+            help=(
+                "How long other replicas wait after the leader's last renewal before they take "
+                "over. Default 15."
+            ),
         ),
     ] = None
     leader_elect_renew_deadline_seconds: Annotated[

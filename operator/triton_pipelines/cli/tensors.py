@@ -240,7 +240,7 @@ def _exact(info: TensorMetadata, array: Array) -> Array:
         a not in (-1, b) for a, b in zip(info.shape, array.shape, strict=True)
     ):
         raise CommandError(
-            f"{info.name}: shape {list(array.shape)} does not fit {info}", EXIT_USAGE
+            f"{info.name}: shape {list(array.shape)} does not match {info}", EXIT_USAGE
         )
     return array
 
@@ -258,7 +258,7 @@ def _fitted(info: TensorMetadata, flat: Array, *, texts: bool = False) -> Array:
     if fixed and flat.size % fixed == 0 and free:
         shape[free[0] if texts else free[-1]] = flat.size // fixed
     if math.prod(shape) != flat.size:
-        raise CommandError(f"{info.name}: {flat.size} elements do not fit {info}", EXIT_USAGE)
+        raise CommandError(f"{info.name}: {flat.size} elements do not match {info}", EXIT_USAGE)
     return flat.reshape(shape)
 
 

@@ -21,23 +21,28 @@ CaCert = Annotated[
     typer.Option(
         "--cacert",
         metavar="FILE",
-        help="grpcs://: trusted certificate authorities (PEM). Default: public ones.",
+        help="For grpcs://: trusted certificate authorities (PEM). Default: public ones.",
     ),
 ]
 Cert = Annotated[
     Path | None,
-    typer.Option("--cert", metavar="FILE", help="grpcs://: client certificate (PEM), with --key."),
+    typer.Option(
+        "--cert", metavar="FILE", help="For grpcs://: client certificate (PEM); requires --key."
+    ),
 ]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", metavar="FILE", help="grpcs://: private key of --cert (PEM)."),
+    typer.Option("--key", metavar="FILE", help="For grpcs://: private key of --cert (PEM)."),
 ]
 ServerName = Annotated[
     str,
     typer.Option(
         "--servername",
         metavar="NAME",
-        help="grpcs://: host name in the server's certificate, if it is not that of the address.",
+        help=(
+            "For grpcs://: host name in the server's certificate, if it differs from the host in "
+            "the address."
+        ),
     ),
 ]
 

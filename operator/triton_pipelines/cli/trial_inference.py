@@ -10,8 +10,8 @@ import asyncio
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.triton.probe import probe
+from triton_pipelines.triton.tensor_origin import with_tensor_origin
 
 
 def trial_inference_error(pipeline: InferencePipeline, graph: Graph, address: str) -> str | None:
@@ -31,4 +31,6 @@ def trial_inference_error(pipeline: InferencePipeline, graph: Graph, address: st
     if example is None:
         return None
     result = asyncio.run(probe(address, graph.model_name, None, probe_request(example)))
-    return result.inference_error and with_tensor_origin(graph, result.inference_error)
+    return result.inference_error and with_tensor_origin(
+        graph, result.inference_error, result.faulty_tensor
+    )

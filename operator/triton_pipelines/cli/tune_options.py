@@ -53,7 +53,7 @@ class ClusterRunOptions:
         for option, value in (("--namespace", self.namespace), ("--context", self.kube_context)):
             if value is not None:
                 raise CommandError(
-                    f"{option}: allowed only with --in-cluster; this run reads no cluster",
+                    f"{option}: allowed only with --in-cluster; this run does not access a cluster",
                     EXIT_USAGE,
                 )
 
@@ -75,7 +75,7 @@ class TunedServerOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --server: file with the key of its control API, if that is restricted.",
+            help="With --server: file with the key for its control API, if access is restricted.",
         ),
     ] = None
     """``None``: the control API is not restricted."""
@@ -94,7 +94,7 @@ class MeasurementOptions:
     """Options of what is measured, and for how long."""
 
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Longer runs, more points, more repeats.")
+        bool, typer.Option("--thorough", help="Use longer runs, more points and more repetitions.")
     ] = False
     """Whether the mode is Thorough."""
     slo: Annotated[
@@ -111,13 +111,13 @@ class MeasurementOptions:
         typer.Option(
             metavar="N",
             min=0.1,
-            help="Request rate (per second) to compare settings at."
-            " Default: the highest that the pipeline sustains.",
+            help="Request rate (per second) at which settings are compared. Default: the highest "
+            "rate that the pipeline sustains.",
         ),
     ] = None
     """``None``: the highest that the pipeline sustains."""
     texts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts of real traffic, one per line.")
+        Path | None, typer.Option(metavar="FILE", help="Texts from real traffic, one per line.")
     ] = None
     """``None``: generated texts."""
     lengths: Annotated[

@@ -1,16 +1,16 @@
 """Report scaling in a pipeline's status: conditions, verdict, history and figures. No I/O.
 
-Messages and figures change with every sample. To avoid a status write for each digit, what the
-status already says stays as long as only the numbers differ.
+Figures change with every sample, and so do messages that contain them. To avoid a status write for
+each change, the reported message stays while the verdicts and the topics of the decision are the
+same and no figure changed by more than a tenth.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason
 from triton_pipelines.api.scaling import ScalingMode
@@ -22,8 +22,6 @@ from .timestamps import rfc3339
 HISTORY_MAX: Final = 5
 # A figure of the status changes only if the new value differs by more than this share.
 FIGURE_CHANGE: Final = 0.10
-# A number, or an address, whose digits are not figures.
-_NUMBER: Final = re.compile(r"(?P<address>https?://[^\s)]+)|\d[\d.]*(e[+-]\d+)?")
 _READ: Final = "metrics of every ready pod are read"
 _FROM: Final = " from "
 _REASONS: Final = frozenset(reason.value for reason in Reason)
@@ -39,12 +37,24 @@ CONDITION_TYPES: Final = (
 OWNER_CONFLICTS: Final = (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFLICT)
 
 
+class ScalingReport(Protocol):
+    """What the present status reports about scaling."""
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Topics of the decision (:attr:`ScalingDecision.topics`)."""
+
+    @property
+    def limited(self) -> Sequence[str]:
+        """What the limitations are about: steps, pods, cpu."""
+
+
 def scaling_conditions(
     view: ScalingView | None,
     mode: ScalingMode,
     scaled: bool,
     status: Mapping[str, Any],
-    limited: Sequence[str],
+    reported: ScalingReport,
 ) -> list[Condition]:
     """Return MetricsAvailable, ScalingActive and ScalingLimited.
 
@@ -55,22 +65,22 @@ def scaling_conditions(
         mode: ``spec.scaling.mode``.
         scaled: Whether the pipeline has a step to scale.
         status: The present status; its messages stay if only figures changed.
-        limited: What its limitations are about: steps, pods, cpu.
+        reported: What that status is about.
     """
     if view is None or not scaled or mode is ScalingMode.DISABLED:
         return []
     decided = _conditions_of(view, mode)
-    if view.action_failure or not is_unchanged(view, status):
+    if view.action_failure or not is_unchanged(view, status, reported.topics):
         return decided
-    reported = {
+    messages = {
         (item.get("type"), item.get("status"), item.get("reason")): str(item.get("message", ""))
         for item in status.get("conditions") or ()
     }
-    same_limits = tuple(limited) == view.decision.limited_subjects
+    same_limits = tuple(reported.limited) == view.decision.limited_subjects
     return [
         item
         if item.type is ConditionType.SCALING_LIMITED and not same_limits
-        else _with_reported_message(item, reported)
+        else _with_reported_message(item, messages)
         for item in decided
     ]
 
@@ -235,8 +245,14 @@ def _is_same_advice(
     return all(history[0].get(name) == known[0].get(name) for name in ("step", "from", "to"))
 
 
-def is_unchanged(view: ScalingView, status: Mapping[str, Any]) -> bool:
-    """Return whether the status already reports the view, apart from digits."""
+def is_unchanged(view: ScalingView, status: Mapping[str, Any], topics: Sequence[str]) -> bool:
+    """Return whether the status already reports the view, apart from small changes of figures.
+
+    Args:
+        view: What the autoscaler published.
+        status: The present status.
+        topics: Topics of the decision that it reports.
+    """
     before: Mapping[str, Any] = status.get("scaling") or {}
     verdicts = {item.get("name"): item.get("verdict") for item in status.get("steps") or ()}
     now = scaling_status(view, before)
@@ -246,26 +262,8 @@ def is_unchanged(view: ScalingView, status: Mapping[str, Any]) -> bool:
     return (
         same
         and all(verdicts.get(item.step) == item.verdict.value for item in view.decision.steps)
-        and _has_same_message(view, status)
+        and tuple(topics) == view.decision.topics
     )
-
-
-def _has_same_message(view: ScalingView, status: Mapping[str, Any]) -> bool:
-    """Return whether a condition already has the decision's message, whatever its numbers.
-
-    A new note, such as one on a GPU whose metrics disagree, has to be reported.
-    """
-    message = _without_figures(view.decision.message)
-    reported = [
-        _without_figures(str(item.get("message", ""))) for item in status.get("conditions") or ()
-    ]
-    # In mode Advisory the message is preceded by what would change.
-    return any(one == message or one.endswith(f"; {message}") for one in reported)
-
-
-def _without_figures(text: str) -> str:
-    """Return the text without its figures."""
-    return _NUMBER.sub(lambda found: found["address"] or "", text)
 
 
 def step_verdicts(view: ScalingView | None) -> Mapping[str, tuple[Verdict, str, int]]:

@@ -36,7 +36,7 @@ def read_plan(folder: Path) -> LoadPlan:
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{path}: {where}: {first['msg']} (operator and loader of different versions?)",
+            f"{path}: {where}: {first['msg']} (the versions of operator and loader might differ)",
         ) from error
 
 

@@ -213,7 +213,7 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
         ", with the batch axis prepended" if check.max_batch_size else ""
     )
     lines = [
-        f"{uri} does not fit {check.field} ({batch}): {'; '.join(wrong)}.",
+        f"{uri} does not match {check.field} ({batch}): {'; '.join(wrong)}.",
         *_table(rows),
         *_advice(check, file),
     ]
@@ -268,7 +268,7 @@ def _differences(
         isinstance(held, int) and expected not in ({held, -1} if axis in other.optional else {held})
         for axis, (held, expected) in enumerate(zip(other.dims, dims, strict=True))
     ):
-        yield f"{side} {tensor.name} has other fixed dimensions"
+        yield f"{side} {tensor.name} has different fixed dimensions"
 
 
 def _open_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:

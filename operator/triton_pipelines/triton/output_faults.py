@@ -12,6 +12,7 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import np_to_triton_dtype
 
 from triton_pipelines.triton.client import Array
+from triton_pipelines.triton.faulty_tensor import FaultyTensor
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class OutputFault:
 
     text: str
     """The fault, for people."""
+    tensor: FaultyTensor | None = None
+    """The output that is missing or not as declared; ``None`` if only its numbers are wrong."""
     severity: FaultSeverity = FaultSeverity.BROKEN
     """How bad it is."""
 
@@ -100,7 +103,9 @@ def _output_faults(
         if array is not None:
             yield from _array_faults(config, output, array, rows, request)
         elif not request.stream:
-            yield OutputFault(f"output {output.name} is missing from the response")
+            yield OutputFault(
+                f"output {output.name} is missing from the response", FaultyTensor(output.name)
+            )
 
 
 def _array_faults(
@@ -109,22 +114,26 @@ def _array_faults(
     """Yield the faults of one output; ``rows`` is empty where their number is free."""
     is_fixed = any(size != -1 for size in output.dims)
     declared = DataType.Name(output.data_type).removeprefix("TYPE_")
-    actual = _type_of(array)
+    actual, tensor = _type_of(array), FaultyTensor(output.name)
     if actual != declared:
         yield OutputFault(
-            f"output {output.name} is {actual}, declared {declared}", FaultSeverity.MISMATCH
+            f"output {output.name} is {actual}, declared {declared}",
+            tensor,
+            FaultSeverity.MISMATCH,
         )
     if rows and array.ndim and len(array) not in rows:
         yield OutputFault(
             f"output {output.name} has {len(array)} rows for {max(rows)} rows of input",
+            tensor,
             _row_severity(request, is_fixed=is_fixed),
         )
     if array.size == 0 and -1 not in output.dims:
-        yield OutputFault(f"output {output.name} is empty: shape {list(array.shape)}")
+        yield OutputFault(f"output {output.name} is empty: shape {list(array.shape)}", tensor)
     shape = [-1, *output.dims] if config.max_batch_size > 0 else list(output.dims)
     if is_fixed and not request.stream and not _fits(array.shape, shape):
         yield OutputFault(
             f"output {output.name} has shape {list(array.shape)}, declared {shape}",
+            tensor,
             FaultSeverity.MISMATCH,
         )
     content = _fault_of_numbers(array, finite=output.name in request.finite)

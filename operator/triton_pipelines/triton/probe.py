@@ -32,6 +32,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
     classify,
 )
+from triton_pipelines.triton.faulty_tensor import FaultyTensor, rejected_input
 from triton_pipelines.triton.output_faults import (
     FaultSeverity,
     OutputFault,
@@ -70,6 +71,8 @@ class ProbeResult:
     """Whether the test inference succeeded with plausible outputs."""
     inference_error: str | None = None
     """Why the test inference failed; ``None`` if it succeeded or was not run."""
+    faulty_tensor: FaultyTensor | None = None
+    """The tensor that made the test inference fail; ``None`` if it failed for another reason."""
     latency_s: float | None = None
     """Seconds that the test inference took; ``None`` without a response."""
     error: str | None = None
@@ -198,8 +201,9 @@ async def _probe_inference(
         fault, used_fallback = await _find_fault(connection, ensemble, request, end, is_cached)
     except TooLargeError:
         # The response came, so every step works; only its content is not checked.
-        took = time.monotonic() - begin
-        return replace(state, inference_ok=True, latency_s=took, is_unchecked=True)
+        return replace(
+            state, inference_ok=True, latency_s=time.monotonic() - begin, is_unchecked=True
+        )
     except (DeadlineError, OverloadedError) as error:
         if request.sequence_id:
             # Sequences of clients may occupy every slot while they last. A dead process would have
@@ -214,22 +218,29 @@ async def _probe_inference(
         # Neither does a broken connection; the status of the pod shows a server that exits.
         return replace(state, error=str(error), is_unreachable=True)
     except TritonError as error:
-        return replace(
-            state,
-            inference_error=str(error)[:REASON_CHARACTERS_MAX],
-            dead_process=isinstance(error, DeadBackendError),
-            shared_memory_full=isinstance(error, SharedMemoryFullError),
-            used_fallback=request.fallback_inputs is not None,
-        )
+        return _with_rejection(state, request, error)
     took = time.monotonic() - begin
     if fault is None:
         return replace(state, inference_ok=True, latency_s=took, used_fallback=used_fallback)
     return replace(
         state,
         inference_error=fault.text[:REASON_CHARACTERS_MAX],
+        faulty_tensor=fault.tensor,
         latency_s=took,
         mismatch=fault.severity is FaultSeverity.MISMATCH,
         used_fallback=used_fallback,
+    )
+
+
+def _with_rejection(state: ProbeResult, request: ProbeRequest, error: TritonError) -> ProbeResult:
+    """Return the result of a probe whose test inference the pod answered with this error."""
+    return replace(
+        state,
+        inference_error=str(error)[:REASON_CHARACTERS_MAX],
+        faulty_tensor=rejected_input(str(error)),
+        dead_process=isinstance(error, DeadBackendError),
+        shared_memory_full=isinstance(error, SharedMemoryFullError),
+        used_fallback=request.fallback_inputs is not None,
     )
 
 

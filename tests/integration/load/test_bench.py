@@ -136,7 +136,7 @@ async def test_what_the_server_refuses_is_counted_by_its_own_words(server: Local
 
 
 async def test_a_server_without_grpc_there_is_one_message(server: LocalTriton) -> None:
-    with pytest.raises(LoadGeneratorError, match=r"cannot be reached over gRPC within 0.5 s"):
+    with pytest.raises(LoadGeneratorError, match="gRPC"):
         await run_load(
             LoadTarget(
                 "127.0.0.1:9",

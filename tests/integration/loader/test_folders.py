@@ -309,8 +309,8 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
         "spec.model",
     )
     assert finding.message.splitlines() == [
-        "pvc://models/model.onnx does not fit spec.model (maxBatchSize 64, with the batch axis"
-        " prepended): input input_ids is INT64; output logits has other fixed dimensions.",
+        "pvc://models/model.onnx does not match spec.model (maxBatchSize 64, with the batch axis"
+        " prepended): input input_ids is INT64; output logits has different fixed dimensions.",
         "       | tensor    | declared       | in file",
         "input  | input_ids | INT32 [-1, -1] | INT64 [batch, sequence]",
         "output | logits    | FP32 [-1, 2]   | FP32 [batch, 3]",

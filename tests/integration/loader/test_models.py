@@ -114,7 +114,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
     code, report = pod.load()
     assert (code, [item.reason for item in report.findings]) == (2, [LoadReason.MODEL_MISMATCH])
     assert report.findings[0].message.startswith(
-        "pvc://models/bert (version 2) does not fit spec.model"
+        "pvc://models/bert (version 2) does not match spec.model"
     )
 
 

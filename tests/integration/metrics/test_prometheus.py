@@ -320,7 +320,7 @@ FAULTS = {
     "a model lacks": (
         Fault(rewrite=without('"tokenizer"')),
         MetricsProblem.PARTIAL,
-        "no series of model tokenizer",
+        "no series for model tokenizer",
     ),
     "everything lacks": (Fault(rewrite=without(".")), MetricsProblem.STALE, r"is \d+ s old"),
     "duplicates": (

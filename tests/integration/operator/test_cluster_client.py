@@ -650,7 +650,7 @@ async def test_faults_that_stay_reach_the_caller(proxy: FaultProxy, tmp_path: An
             await client.apply(config_map("stay-409"))
     async with through(proxy, tmp_path, timeout_seconds=0.3, attempts=3) as impatient:
         stall = proxy.inject(Fault(path="stay-stalled", release=threading.Event()))
-        with pytest.raises(Unavailable, match="no response"):
+        with pytest.raises(Unavailable):
             await impatient.get(CONFIG_MAPS, NAMESPACE, "stay-stalled")
         assert stall.hits == 1
 

@@ -173,7 +173,7 @@ async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
         await eventually("a renewal", lambda: proxy.count("PUT", "leases") >= 2)
         began = time.monotonic()
         proxy.inject(Fault(path="leases", times=None, release=threading.Event()))
-        with pytest.raises(LeadershipLostError, match="not renewed within 2 s"):
+        with pytest.raises(LeadershipLostError):
             await asyncio.wait_for(renewing, 30)
         assert time.monotonic() - began < timing.duration, "before another may take over"
         assert not elector.is_valid()
@@ -187,7 +187,7 @@ async def test_refused_connections_end_the_leadership_and_a_candidate_keeps_tryi
         async with candidate(kubeconfig, namespace) as elector:
             await elector.acquire()
             await proxy.refuse_connections()
-            with pytest.raises(LeadershipLostError, match="not renewed"):
+            with pytest.raises(LeadershipLostError):
                 await elector.renew()
             waiting = asyncio.create_task(elector.acquire())
             done, _ = await asyncio.wait({waiting}, timeout=2)
@@ -262,7 +262,7 @@ async def test_a_lease_that_another_holds_ends_the_leadership_at_once(
         await elector.acquire()
         lease = await admin.get(LEASES, namespace, "operator")
         await admin.replace({**lease, "spec": {**lease["spec"], "holderIdentity": "thief"}})
-        with pytest.raises(LeadershipLostError, match="held by thief"):
+        with pytest.raises(LeadershipLostError, match="thief"):
             await elector.renew()
         assert not elector.is_valid()
         # Not released: it is no longer ours.

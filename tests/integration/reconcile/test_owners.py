@@ -320,7 +320,7 @@ async def test_alternating_managers_are_named_and_not_fought(
             admin,
             namespace,
             "argocd and helm write the number of pods of Deployment p alternately",
-            "the number is left to them",
+            "the operator no longer changes it",
         )
 
 

@@ -95,7 +95,7 @@ async def test_a_secret_is_read_if_the_chart_grants_its_name(
         mixed = AUTHORITY.secret() | {"tls.key": AUTHORITY.secret()["tls.key"]}
         await apply_any(admin, SECRETS, secret(namespace, "certs", mixed))
         await eventually(
-            "the wrong key is reported", partial(waits, "tls.key does not fit"), 2 * SECONDS
+            "the wrong key is reported", partial(waits, "tls.key does not match"), 2 * SECONDS
         )
         assert await certificates(admin, namespace) == []
         await apply_any(admin, SECRETS, secret(namespace, "certs", AUTHORITY.secret()))

@@ -66,7 +66,7 @@ def view(
     message: str = "",
 ) -> ScalingView:
     return ScalingView(
-        ScalingDecision((), verdict, ScalingState(history=history), message=message), mode
+        ScalingDecision((), verdict, ScalingState(history=history), notes=(message,)), mode
     )
 
 

@@ -422,7 +422,8 @@ async def test_cpu_of_another_manager_is_left_alone_and_pods_are_added(
 ) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     live = loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"]
-    live[names.KEY_MEMORY] = loop.world.state.with_states(CpuResizeState("vpa-updater")).to_json()
+    state = loop.world.state.with_states(CpuResizeState(("vpa-updater",)))
+    live[names.KEY_MEMORY] = state.to_json()
     fields: dict[str, Any] = {
         "f:spec": {
             "f:containers": {'k:{"name":"triton"}': {"f:resources": {"f:limits": {"f:cpu": {}}}}}

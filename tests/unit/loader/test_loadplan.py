@@ -184,7 +184,7 @@ def test_a_report_of_any_content_fits_and_is_json(
 
 
 def test_long_messages_are_cut_in_the_middle_and_sources_survive(messages: Messages) -> None:
-    message = "why it failed " + "x" * 9000 + " what to do"
+    message = "the reason for the failure " + "x" * 9000 + " what to do"
     finding = LoadFinding(
         step="model", reason=LoadReason.MODEL_MISMATCH, message=message, field="spec.model"
     )

@@ -130,7 +130,7 @@ def test_the_parts_of_uris() -> None:
         (parse_bucket, "s3:///k"),
         (parse_folder, "pvc://"),
     ):
-        with pytest.raises(SourceError, match="has no"):
+        with pytest.raises(SourceError):
             parse(uri)
 
 

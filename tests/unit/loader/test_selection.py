@@ -213,12 +213,12 @@ def test_configurations_of_the_source_are_left_out_and_said() -> None:
     "name", ["../a", "/a", "a/../b", "a//b", "./a", "a\\b", "a\0", "", "a/", "x" * 1025]
 )
 def test_names_with_unsafe_paths_are_rejected(name: str) -> None:
-    with pytest.raises(SourceError, match="rename it"):
+    with pytest.raises(SourceError):
         held("good", name)
 
 
 def test_a_folder_is_bounded_and_consistent(messages: Messages) -> None:
-    with pytest.raises(SourceError, match=f"more than {MAX_FILES} files"):
+    with pytest.raises(SourceError, match=str(MAX_FILES)):
         folder(ListedFile(f"{n}") for n in range(MAX_FILES + 1))
     assert len(folder(ListedFile(f"{n}") for n in range(MAX_FILES)).names) == MAX_FILES
     with messages.raises(SourceError):

@@ -119,7 +119,7 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
         ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b'"),
         (
             "connections: [{url: 'https://a', matchers: {pod: x}}]",
-            "pod the operator sets this label itself; remove it from matchers",
+            "pod is a label that the operator sets itself; remove it from matchers",
         ),
         (
             "connections: [{url: 'https://a', labels: {pod: __name__}}]",

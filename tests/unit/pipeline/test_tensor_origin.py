@@ -1,11 +1,12 @@
-"""Which step made the tensor that an error of Triton, or a look at an answer, speaks of."""
+"""Trace a wrong tensor to the step that produced it."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.support.builders import built
-from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
+from triton_pipelines.triton.faulty_tensor import FaultyTensor, rejected_input
+from triton_pipelines.triton.tensor_origin import with_tensor_origin
 
 MADE = (
     "(produced by spec.model: step model declares its output as logits FP32[2], and must return "
@@ -48,40 +49,32 @@ MADE = (
         ),
     ],
 )
-def test_what_a_step_reads(said: str, reported: str | None) -> None:
-    assert with_tensor_origin(built().graph, said) == f"{reported or said} {MADE}"
+def test_an_input_that_a_step_rejects_is_traced_to_the_step_that_produced_it(
+    said: str, reported: str | None
+) -> None:
+    found = rejected_input(said)
+    assert found == FaultyTensor("logits", "postprocess")
+    assert with_tensor_origin(built().graph, said, found) == f"{reported or said} {MADE}"
 
 
-def test_what_clients_read() -> None:
-    graph = built(postprocess=None).graph
-    assert (
-        with_tensor_origin(graph, "output logits is FP64, declared FP32")
-        == f"output logits is FP64, declared FP32 {MADE}"
-    )
-    for fault in (
-        "is missing from the response",
-        "has 1 rows for 2 rows of input",
-        "has shape [2, 3, 1], declared [-1, 2]",
-        "is empty: shape [2, 0]",
-    ):
-        assert with_tensor_origin(graph, f"output logits {fault}").endswith(MADE)
+def test_an_output_for_clients_is_traced_to_the_step_that_produced_it() -> None:
+    message = with_tensor_origin(built(postprocess=None).graph, "a fault", FaultyTensor("logits"))
+    assert message == f"a fault {MADE}"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "tensor",
     [
-        "output logits holds NaN",
-        "output OTHER is FP64, declared FP32",
-        "Stub process 'tokenizer_0_0' is not healthy",
-        "inference input 'TEXT' data-type is 'FP64', but model 'tokenizer' expects 'BYTES'",
-        "inference input 'other' data-type is 'FP64', but model 'postprocess' expects 'FP32'",
-        "inference input 'logits' data-type is 'FP64', but model 'somebody' expects 'FP32'",
+        None,
+        FaultyTensor("OTHER"),
+        FaultyTensor("TEXT", "tokenizer"),
+        FaultyTensor("other", "postprocess"),
+        FaultyTensor("logits", "somebody"),
     ],
 )
-def test_what_no_step_made(said: str) -> None:
-    assert (
-        with_tensor_origin(
-            built(postprocess=None).graph if said.startswith("output") else built().graph, said
-        )
-        == said
-    )
+def test_a_tensor_that_no_step_produced_adds_nothing(tensor: FaultyTensor | None) -> None:
+    assert with_tensor_origin(built().graph, "a fault", tensor) == "a fault"
+
+
+def test_other_errors_of_triton_name_no_tensor() -> None:
+    assert rejected_input("Stub process 'tokenizer_0_0' is not healthy") is None

@@ -59,7 +59,7 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 CHOICES = {
     "none": None,
-    "good": VerifiedPadding(Padding.BUCKETED, (32, 128), "it is better"),
+    "good": VerifiedPadding(Padding.BUCKETED, (32, 128), "the measured mode is faster."),
     "barred": VerifiedPadding(Padding.BUCKETED, (64,), "it was", rejection="slow"),
 }
 MEASURED = st.sampled_from(list(CHOICES))

@@ -155,7 +155,7 @@ def test_alternating_managers_of_the_deployment_are_named_and_win(
     assert len(made.serving) == 4
     written(made, 2 if spec else 1, managers[0])
     passes(made)
-    assert (limited(made), made.state.replicas.managers) == ({}, "")
+    assert (limited(made), made.state.replicas.managers) == ({}, ())
 
 
 def test_whoever_edits_what_an_autoscaler_has_joins_it(messages: Messages) -> None:
@@ -255,7 +255,7 @@ def test_a_manager_that_wakes_a_pipeline_once_is_corrected_once(
     written(made, 0, "keda-operator", "scale")
     made.change(replicas=0, rollout={"drainSeconds": 9})
     assert any(map(applied, passes(made))), "somebody has asked for it anew"
-    assert made.state.replicas.managers == ""
+    assert made.state.replicas.managers == ()
 
 
 def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
@@ -265,7 +265,8 @@ def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
         written(made, 5, manager)
         passes(made)
     assert made.state == PipelineState.parse(made.state.to_json())
-    assert (made.state.replicas.managers, made.state.replicas.corrected) == ("argocd and helm", "")
+    assert made.state.replicas.managers == ("argocd", "helm")
+    assert made.state.replicas.corrected == ""
 
 
 def test_a_correction_is_forgotten_when_it_is_due() -> None:
@@ -351,7 +352,7 @@ def test_an_unnamed_scaler_in_the_state_of_an_earlier_release_is_the_same_manage
     made = world()
     data = made.children["ConfigMap", names.live_name(made.name)]["data"]
     former = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
-    turns = {"last": former, "names": f"argocd and {former}", "often": 2, "at": rfc3339(made.now)}
+    turns = {"last": former, "names": ["argocd", former], "often": 2, "at": rfc3339(made.now)}
     data[names.KEY_MEMORY] = json.dumps(
         {**json.loads(data[names.KEY_MEMORY]), "replicas": {"turns": turns}}
     )
@@ -359,7 +360,7 @@ def test_an_unnamed_scaler_in_the_state_of_an_earlier_release_is_the_same_manage
     passes(made, 4)
     alternating = AlternatingManagers.parse(made.state.replicas.alternating)
     assert (alternating.last, alternating.changes) == (UNNAMED_SCALER, 2)
-    assert alternating.names == f"{UNNAMED_SCALER} and argocd"
+    assert alternating.managers == (UNNAMED_SCALER, "argocd")
 
 
 def test_managers_with_equal_values_do_not_alternate() -> None:

@@ -27,7 +27,6 @@ def status(scaling: dict[str, Any], verdict: Verdict = Verdict.BALANCED) -> dict
     return {
         "scaling": scaling,
         "steps": [{"name": "tokenizer", "verdict": verdict.value}],
-        "conditions": [{"type": "MetricsAvailable", "message": ""}],
     }
 
 
@@ -41,8 +40,13 @@ def test_the_time_alone_is_no_reason_to_write() -> None:
     written = scaling_status(view(NOON, 100), {})
     later = view(NOON + 600, 105)  # less than a tenth more
     assert scaling_status(later, written) == written
-    assert is_unchanged(later, status(written))
-    assert not is_unchanged(view(NOON + 600, 150), status(written))
+    assert is_unchanged(later, status(written), ())
+    assert not is_unchanged(view(NOON + 600, 150), status(written), ())
+
+
+def test_a_new_topic_is_a_reason_to_write() -> None:
+    written = scaling_status(view(NOON, 100), {})
+    assert not is_unchanged(view(NOON, 100), status(written), ("a note that no longer applies",))
 
 
 def test_a_write_for_another_reason_keeps_the_time_of_equal_figures() -> None:
@@ -54,7 +58,7 @@ def test_a_write_for_another_reason_keeps_the_time_of_equal_figures() -> None:
 def test_figures_of_an_earlier_release_get_a_time_when_they_change() -> None:
     written = scaling_status(view(NOON, 100), {})
     del written["figuresTime"]
-    assert is_unchanged(view(NOON + 60, 100), status(written))
+    assert is_unchanged(view(NOON + 60, 100), status(written), ())
     assert "figuresTime" not in scaling_status(view(NOON + 60, 100), written)
 
 

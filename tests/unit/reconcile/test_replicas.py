@@ -368,7 +368,7 @@ def test_what_is_remembered_of_a_mending_survives_and_can_be_broken() -> None:
     made.step()
     state = made.state.replicas
     assert (state.managers, dt.datetime.fromisoformat(state.corrected)) == (
-        "kubectl-edit",
+        ("kubectl-edit",),
         made.now,
     )
     data = made.children["ConfigMap", names.live_name("sentiment")]["data"]

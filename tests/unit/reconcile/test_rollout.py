@@ -193,7 +193,7 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
         f"rolled back to revision {old} ",
         "ModelMismatch",
         "output logits is FP16",
-        "tried again when the spec",
+        "retries it when the spec",
     ):
         assert word in message
     assert gap, "there was no gap to announce"

@@ -96,7 +96,7 @@ BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
     "another key": (
         lambda c: c | {"tls.key": pem(new_key())},
         TlsMode.SIMPLE,
-        "tls.key does not fit the first certificate of tls.crt; use the key",
+        "tls.key does not match the first certificate in tls.crt; use the key",
     ),
     "too large": (lambda c: c | {"tls.crt": c["tls.crt"] * 40}, TlsMode.SIMPLE, "at most 16384"),
     "for clients alone": (

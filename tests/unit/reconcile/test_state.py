@@ -97,8 +97,8 @@ def test_every_field_of_the_flat_document_arrives() -> None:
         ),
         StalledRolloutState("aaaaaaaaaa", 2),
         SloGuardState("2861b88211", "ecde444fbb", 40.0, 50.0, "2026-01-01T12:01:00Z"),
-        ReplicasState("argocd and helm", "2026-01-01T12:02:00+00:00", FLAT["turns"], 3),
-        CpuResizeState("vpa-updater", "2026-01-01T12:03:00+00:00"),
+        ReplicasState(("argocd and helm",), "2026-01-01T12:02:00+00:00", FLAT["turns"], 3),
+        CpuResizeState(("vpa-updater",), "2026-01-01T12:03:00+00:00"),
         PodRepairState("2026-01-01T12:04:00Z"),
         ControlSecretsState(RECORDED["secrets"]),
         TuningRunState(RECORDED["tuning"]),
@@ -120,7 +120,7 @@ REPORTS = (
         "no metrics",
         _warnings(FindingCode.MONITORING_NOT_APPLIED),
     ),
-    ScalingReportState("the pods themselves", ("tokenizer", "cpu")),
+    ScalingReportState("the pods themselves", ("tokenizer", "cpu"), ("the GPU is shared",)),
     CertificateState({"certs": "0123"}, {"0123": "PEM"}, {"0123": "sentiment.nlp.svc"}),
 )
 

@@ -65,7 +65,7 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
     (entry,) = world.status["padding"]["measured"]
     assert why in entry["barred"]
     assert (
-        " Auto has reverted padding Bucketed 32, 128 since: " in world.status["tuning"]["message"]
+        " Auto has since reverted padding Bucketed 32, 128: " in world.status["tuning"]["message"]
     )
     assert len(choices(world)) == 1
     for change in ({}, {"replicas": 3}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
@@ -257,5 +257,5 @@ def test_a_choice_that_the_steps_cannot_take_is_told() -> None:
     world.settle()
     assert padding(world)[0] == "Fixed"
     assert padding(world)[1].endswith(
-        "; Ragged, which tuning run 'monday' measured, does not fit this pipeline"
+        "; Ragged, which tuning run 'monday' measured, does not suit this pipeline"
     )

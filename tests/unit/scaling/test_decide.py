@@ -474,7 +474,7 @@ def test_the_flap_budget_stops_shrinking_not_growing() -> None:
     spent = rested(remembered(9, direction=1, reversals=turns), 1)
     done = decided(sample(Flow(rate=50)), 9, state=spent)
     assert done.steps[0].count == 9
-    assert "6 changes of direction within an hour" in done.limited
+    assert "6 direction changes within an hour" in done.limited
     assert (
         decided(sample(LOADED), 2, state=remembered(2, direction=-1, reversals=turns))
         .steps[0]

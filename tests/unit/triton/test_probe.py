@@ -193,6 +193,23 @@ def test_the_worst_fault_is_told(
     assert fault.severity is kind
 
 
+@pytest.mark.parametrize(
+    ("scores", "faulty"),
+    [
+        ({}, "SCORE"),
+        ({"SCORE": np.ones((2, 1))}, "SCORE"),
+        ({"SCORE": ones(1, 1)}, "SCORE"),
+        ({"SCORE": np.full((2, 1), np.nan, np.float32)}, None),
+    ],
+)
+def test_a_fault_names_the_output_that_is_not_as_declared(
+    scores: dict[str, Array], faulty: str | None
+) -> None:
+    fault = find_output_fault(CONFIG, ASKED, {**scores, "LABEL": LABELS})
+    assert fault is not None
+    assert (fault.tensor.name if fault.tensor is not None else None) == faulty
+
+
 def test_rows_are_free_without_batching() -> None:
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(CONFIG)

@@ -289,6 +289,6 @@ def _skew_notes(skew: float) -> tuple[str, ...]:
         return ()
     direction = "ahead of" if skew > 0 else "behind"
     return (
-        f"the clock of Prometheus is {abs(skew):.0f} s {direction} the operator's; the operator"
-        " compensates for the difference",
+        f"the clock of Prometheus is more than {SKEW_SECONDS:g} s {direction} the operator's; the"
+        " operator compensates for the difference",
     )

@@ -204,7 +204,7 @@ class Connection(ConnectionModel):
             _ = parts.port
         except ValueError:
             raise ValueError(
-                "is not a URL; write one such as https://prometheus.monitoring.svc:9090/prefix"
+                "is not a URL; use a URL such as https://prometheus.monitoring.svc:9090/prefix"
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
@@ -217,7 +217,7 @@ class Connection(ConnectionModel):
             or re.search(r"[\s\x00-\x1f\\]", value)
         ):
             raise ValueError(
-                "is not an http or https URL; write one such as "
+                "is not an http or https URL; use a URL such as "
                 "https://prometheus.monitoring.svc:9090/prefix"
             )
         if parts.query or parts.fragment:
@@ -268,7 +268,7 @@ class Connection(ConnectionModel):
         }
         if clash := sorted(own & set(self.matchers)):
             raise ValueError(
-                f"matchers: {', '.join(clash)} the operator sets this label itself; remove "
+                f"matchers: {', '.join(clash)} is a label that the operator sets itself; remove "
                 "it from matchers"
             )
         return self

@@ -21,7 +21,7 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
         connections: The connections that the pipeline may use.
     """
     known = ", ".join(sorted(connections))
-    remedy = f"; it has {known}. Use one of these, or add" if known else ". Add"
+    remedy = f", only {known}. Use one of these, or add" if known else ". Add"
     return MetricsFailure(
         MetricsProblem.ERROR,
         (

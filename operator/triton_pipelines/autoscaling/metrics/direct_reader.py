@@ -139,12 +139,13 @@ class DirectReader:
             if why := problems.get(key):
                 bad[pod] = (
                     MetricsProblem.MISSING,
-                    (f"{why}; can the operator reach port 8002 (NetworkPolicy, --allow-metrics)?"),
+                    f"{why}; check that the operator can reach port 8002 (NetworkPolicy,"
+                    " --allow-metrics)",
                 )
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
                     MetricsProblem.PARTIAL,
-                    f"has no metrics of {', '.join(absent)}; is the model loaded?",
+                    f"has no metrics for {', '.join(absent)}; check that the model is loaded",
                 )
             else:
                 pods[pod] = PodHistory(scrapes, self._histories.usage(key))

@@ -169,8 +169,7 @@ class Prometheus:
             )
         if answer.status_code == 404:
             return (
-                f"{message}: no API at {self._connection.url}/api/v1/query; is the path prefix "
-                "correct?"
+                f"{message}: no API at {self._connection.url}/api/v1/query; check the path prefix"
             )
         return message + answer.detail()
 
@@ -294,7 +293,9 @@ class _Response:
         self._document = _parsed(self.content)
         data = self._document.get("data")
         if self._document.get("status") != "success":
-            raise PrometheusError(f"says {_words(self._document) or 'neither success nor error'}")
+            raise PrometheusError(
+                f"reports {_words(self._document) or 'neither success nor error'}"
+            )
         if (
             not isinstance(data, dict)
             or not isinstance(data.get("resultType"), str)
@@ -328,11 +329,11 @@ def _parsed(content: bytes) -> dict[str, Any]:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise PrometheusError(
-            "its response is not JSON; is url the address of a Prometheus server?"
+            "its response is not JSON; set url to the address of a Prometheus server"
         ) from None
     if not isinstance(document, dict):
         raise PrometheusError(
-            "its response is not a JSON object; is url the address of a Prometheus server?"
+            "its response is not a JSON object; set url to the address of a Prometheus server"
         )
     return document
 

@@ -256,11 +256,11 @@ def _lacking(masks: Mapping[str, int]) -> str:
     for model, mask in sorted(masks.items()):
         missing = [name for index, name in enumerate(_NAMES) if _NEEDED & ~mask & (1 << index)]
         if len(missing) == _NEEDED.bit_count():
-            return f"no series of model {model}; is it loaded?"
+            return f"no series for model {model}; check that it is loaded"
         if missing:
             return (
-                f"model {model} has no {', '.join(missing)}; does a relabeling rule or a "
-                "partial response drop these series?"
+                f"model {model} has no {', '.join(missing)}; check whether a relabeling "
+                "rule or a partial response drops these series"
             )
     return ""
 

@@ -113,12 +113,12 @@ def _wrong(
     """Return why a pod is not trusted; ``None`` if it is."""
     if problem := seen.problems.get(key):
         return MetricsProblem.PARTIAL, problem
-    if ahead := seen.ahead.get(key):
+    if key in seen.ahead:
         return (
             MetricsProblem.STALE,
             (
-                f"the newest scrape is {ahead:.0f} s in the future; are the clocks of "
-                "Prometheus and its stores synchronized?"
+                "the time of the newest scrape is in the future; synchronize the clocks of "
+                "Prometheus and its stores"
             ),
         )
     scrapes = histories.scrapes(key)
@@ -130,12 +130,15 @@ def _wrong(
         return (
             MetricsProblem.STALE,
             (
-                f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s "
+                f"the newest scrape is more than {limit:.0f} s old "
                 f"({FRESH_INTERVALS:g} scrapes){_target(key, seen)}"
             ),
         )
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
-        return MetricsProblem.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
+        return (
+            MetricsProblem.PARTIAL,
+            f"no series for model {', '.join(lacking)}; check that it is loaded",
+        )
     return None
 
 
@@ -148,8 +151,8 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
         "; the target is up"
         if seen.up[key]
         else (
-            "; Prometheus cannot scrape it (up is 0): can it reach port 8002 "
-            "(NetworkPolicy, --allow-metrics)?"
+            "; Prometheus cannot scrape the target (up is 0); check that it can reach port 8002"
+            " (NetworkPolicy, --allow-metrics)"
         )
     )
 

@@ -139,9 +139,9 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         str(tensor) for tensor in graph.required_inputs if tensor.data_type is not DataType.STRING
     ]
     if other:
-        return f"it reads {', '.join(other)}, for which no example can be generated"
+        return f"the pipeline reads {', '.join(other)}, for which no example can be generated"
     if not graph.required_inputs:
-        return "it has no required input"
+        return "the pipeline has no required input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (

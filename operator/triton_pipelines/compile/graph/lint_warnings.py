@@ -203,14 +203,14 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not server.gpu.products:
         yield warning(
             "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model for which it was built; list that "
+            "a TensorRT plan runs only on the GPU model that it was built for; list that "
             "product so that pods run only on such GPUs",
             code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
     if server.image is None:
         yield warning(
             "spec.server.image",
-            "a TensorRT plan runs only with the TensorRT version with which it was built; "
+            "a TensorRT plan runs only with the TensorRT version that it was built with; "
             "pin the image",
             code=FindingCode.PLAN_NEEDS_IMAGE,
         )

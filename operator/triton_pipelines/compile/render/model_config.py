@@ -210,7 +210,7 @@ def with_count(config: Any, count: int) -> Any:
     changed.CopyFrom(config)
     if len(changed.instance_group) != 1:
         raise RenderError(
-            f"{config.name}: one instance_group is expected, {len(changed.instance_group)} found"
+            f"{config.name}: expected one instance_group, found {len(changed.instance_group)}"
         )
     changed.instance_group[0].count = count
     return changed

@@ -17,11 +17,10 @@ from triton_pipelines.controllers.timestamps import moment
 
 # A manager that writes again this soon after a correction is not a person who made a mistake.
 CORRECTION_PERIOD: Final = dt.timedelta(minutes=10)
-# Separator of the names of managers, in records and messages, and the most names kept.
-_AND: Final = " and "
+# The most names of managers that are kept.
 MANAGERS_MAX: Final = 4
 # Fields of alternating managers, and their JSON keys.
-_ALTERNATION_KEYS: Final = {"last": "last", "names": "names", "changes": "often", "at": "at"}
+_ALTERNATION_KEYS: Final = {"last": "last", "managers": "names", "changes": "often", "at": "at"}
 # Changes of hands after which two managers alternate: each has overwritten the other, and one of
 # them has written again.
 _CHANGES_MIN: Final = 3
@@ -31,19 +30,24 @@ _CHANGES_MIN: Final = 3
 class OtherManagers:
     """Managers that write a field that another owner has."""
 
-    names: str = ""
-    """Their names, as text."""
+    managers: tuple[str, ...] = ()
+    """Their names, sorted."""
     corrected: str = ""
     """When one of them was last corrected (RFC 3339); empty if the field is left to them."""
 
     @property
     def has_several(self) -> bool:
         """Whether they are more than one."""
-        return _AND in self.names
+        return len(self.managers) > 1
+
+    @property
+    def names(self) -> str:
+        """Their names, for people; empty without any."""
+        return _listed(self.managers)
 
     @property
     def owners(self) -> str:
-        """Managers that the field is left to; empty without any."""
+        """Managers that the field is left to, for people; empty without any."""
         return "" if self.corrected else self.names
 
     def was_corrected_recently(self, now: dt.datetime) -> bool:
@@ -55,8 +59,9 @@ class OtherManagers:
 
         Also true if so many were that it does not matter who writes next.
         """
-        known = _split(self.names)
-        return self.was_corrected_recently(now) and (manager in known or len(known) >= MANAGERS_MAX)
+        return self.was_corrected_recently(now) and (
+            manager in self.managers or len(self.managers) >= MANAGERS_MAX
+        )
 
     def keeps_writing(self, manager: str, at: dt.datetime | None, now: dt.datetime) -> bool:
         """Return whether this manager keeps writing the field: it was corrected before.
@@ -72,7 +77,7 @@ class OtherManagers:
         """
         corrected = moment(self.corrected)
         if corrected is None:
-            return bool(self.names)
+            return bool(self.managers)
         return self.was_corrected(manager, now) and (at is None or at > corrected)
 
     def with_owner(self, manager: str) -> OtherManagers:
@@ -80,12 +85,12 @@ class OtherManagers:
 
         It has no time of a correction: taking the field back later would start the conflict again.
         """
-        return OtherManagers(_join({*_split(self.names), manager}))
+        return OtherManagers(_kept({*self.managers, manager}))
 
     def with_correction(self, manager: str, now: dt.datetime) -> OtherManagers:
         """Return the state after correcting this manager now, in addition to recent ones."""
-        known = _split(self.names) if self.was_corrected_recently(now) else []
-        return OtherManagers(_join({*known, manager}), now.isoformat(timespec="seconds"))
+        known = self.managers if self.was_corrected_recently(now) else ()
+        return OtherManagers(_kept({*known, manager}), now.isoformat(timespec="seconds"))
 
     def without_deviation(self, now: dt.datetime) -> OtherManagers:
         """Return the state to keep while no value deviates.
@@ -105,8 +110,8 @@ class AlternatingManagers:
 
     last: str = ""
     """The last one that wrote it."""
-    names: str = ""
-    """All managers of the present sequence."""
+    managers: tuple[str, ...] = ()
+    """All managers of the present sequence, sorted."""
     changes: int = 0
     """How often the field changed hands in that sequence."""
     at: str = ""
@@ -115,16 +120,11 @@ class AlternatingManagers:
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> AlternatingManagers:
         """Read it from state that may have been edited; anything invalid counts as no record."""
-        last, names, changes, at = (document.get(key) for key in _ALTERNATION_KEYS.values())
-        if not (
-            isinstance(last, str)
-            and isinstance(names or "", str)
-            and type(changes or 0) is int
-            and isinstance(at or "", str)
-        ):
+        last, managers, changes, at = (document.get(key) for key in _ALTERNATION_KEYS.values())
+        if not (isinstance(last, str) and type(changes or 0) is int and isinstance(at or "", str)):
             return cls()
         return (
-            cls(last, names or "", changes or 0, at or "")
+            cls(last, parse_managers(managers), changes or 0, at or "")
             if not at or moment(at) is not None
             else cls(last)
         )
@@ -132,6 +132,7 @@ class AlternatingManagers:
     def to_document(self) -> dict[str, Any]:
         """Return it for the recorded state, without empty fields."""
         values = {key: getattr(self, name) for name, key in _ALTERNATION_KEYS.items()}
+        values[_ALTERNATION_KEYS["managers"]] = list(self.managers)
         return {key: value for key, value in values.items() if value}
 
     def with_manager(self, manager: str, now: dt.datetime) -> AlternatingManagers:
@@ -141,22 +142,22 @@ class AlternatingManagers:
             return sequence
         if not self.last:
             return AlternatingManagers(manager)
-        names = _join({*_split(sequence.names), self.last, manager})
+        managers = _kept({*sequence.managers, self.last, manager})
         return AlternatingManagers(
-            manager, names, sequence.changes + 1, now.isoformat(timespec="seconds")
+            manager, managers, sequence.changes + 1, now.isoformat(timespec="seconds")
         )
 
     def with_name(self, unknown: str, manager: str) -> AlternatingManagers:
         """Return the state with the name of a manager that was ``unknown`` until now."""
-        names = {manager if name == unknown else name for name in _split(self.names)}
+        managers = {manager if name == unknown else name for name in self.managers}
         return AlternatingManagers(
-            manager if self.last == unknown else self.last, _join(names), self.changes, self.at
+            manager if self.last == unknown else self.last, _kept(managers), self.changes, self.at
         )
 
     @property
     def alternating(self) -> str:
-        """Managers that alternate, once each has written again; empty without any."""
-        return self.names if self.changes >= _CHANGES_MIN else ""
+        """Managers that alternate, for people, once each has written again; empty without any."""
+        return _listed(self.managers) if self.changes >= _CHANGES_MIN else ""
 
     def sequence_ends_in(self, now: dt.datetime) -> float | None:
         """Return the seconds until the sequence ends, and with it the report of a conflict.
@@ -178,10 +179,19 @@ def _is_recent(at: str, now: dt.datetime) -> bool:
     return at_time is not None and now - at_time < CORRECTION_PERIOD
 
 
-def _split(names: str) -> list[str]:
-    return [name for name in names.split(_AND) if name]
+def parse_managers(recorded: Any) -> tuple[str, ...]:
+    """Return the recorded names of managers.
+
+    A text, which earlier versions recorded, counts as one name: the field stays left to it.
+    """
+    names = recorded if isinstance(recorded, list) else [recorded]
+    return tuple(name for name in names if isinstance(name, str) and name)
 
 
-def _join(names: Iterable[str]) -> str:
-    """Join the names in sorted order, so that the text stays the same while managers alternate."""
-    return _AND.join(sorted(names)[:MANAGERS_MAX])
+def _kept(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names to record, sorted, so that they stay the same while managers alternate."""
+    return tuple(sorted(names)[:MANAGERS_MAX])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(names)

@@ -207,7 +207,7 @@ def with_rejection(run: Run, rejection: Sequence[VerifiedPadding]) -> Run:
     """
     for choice in rejection:
         if (choice.request, choice.at) == (run.request, run.end):
-            add = f" Auto has reverted padding {choice.setting} since: {choice.rejection}"
+            add = f" Auto has since reverted padding {choice.setting}: {choice.rejection}"
             message = shorten(str(run.result.get("message") or ""), MESSAGE_MAX - len(add)) + add
             run = replace(run, result={**run.result, "message": message.lstrip()})
     return run
@@ -273,7 +273,7 @@ def note_on_others(
         measured = f"; {current.setting}, which {_run_text(current)} measured,"
         if current.rejection:
             return f"{measured} was reverted: {current.rejection}"
-        return "" if is_in_force else f"{measured} does not fit this pipeline"
+        return "" if is_in_force else f"{measured} does not suit this pipeline"
     others = [choice for choice in choices.values() if not choice.rejection]
     if not others:
         return ""

@@ -112,13 +112,13 @@ def _reported(
         when = "once the spec contains that patch" if rest else "for this spec from now on"
         room = (
             1024
-            - len(" Auto uses padding  , with which it was measured,.")
+            - len(" Auto uses padding  , which it was measured with,.")
             - len(str(named))
             - len(when)
         )
         reported["message"] = (
             f"{shorten(str(result.get('message') or ''), room)} Auto uses padding {named},"
-            f" with which it was measured, {when}.".lstrip()
+            f" which it was measured with, {when}.".lstrip()
         )
     return reported
 

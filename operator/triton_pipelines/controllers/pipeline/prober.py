@@ -10,13 +10,13 @@ import numpy as np
 
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, ExampleRequest
-from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.errors import REASON_CHARACTERS_MAX
 from triton_pipelines.triton.output_faults import ProbeRequest
 from triton_pipelines.triton.probe import DEADLINE_S, ProbeResult, probe
 from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnections
+from triton_pipelines.triton.tensor_origin import with_tensor_origin
 
 # Ids of our own sequences: the upper half of what every integer type of the control tensor holds,
 # which clients that count up do not reach.
@@ -67,7 +67,9 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
     # Drop models outside the pipeline: a pod may report any number of them.
     graph = target.graph
     expected = {graph.model_name, *graph.load, *(step.model_name for step in graph.steps)}
-    failure = result.inference_error and with_tensor_origin(target.graph, result.inference_error)
+    failure = result.inference_error and with_tensor_origin(
+        target.graph, result.inference_error, result.faulty_tensor
+    )
     if (
         failure
         and target.example is not None

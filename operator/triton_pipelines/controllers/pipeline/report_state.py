@@ -60,6 +60,8 @@ class ScalingReportState(PolicyState):
     """Where metrics are read from; empty if unknown, or while they are not usable."""
     limited: Sequence[str] = ()
     """What the limitations of scaling are about: steps, pods, cpu."""
+    topics: Sequence[str] = ()
+    """What its messages are about, apart from verdicts and figures."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:
@@ -67,7 +69,11 @@ class ScalingReportState(PolicyState):
         if not isinstance(document, Mapping):
             return cls()
         source = document.get("metrics_source")
-        return cls(source if isinstance(source, str) else "", _texts(document.get("limited")))
+        return cls(
+            source if isinstance(source, str) else "",
+            _texts(document.get("limited")),
+            _texts(document.get("topics")),
+        )
 
 
 def _texts(items: Any) -> tuple[str, ...]:

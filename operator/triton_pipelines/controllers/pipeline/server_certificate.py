@@ -199,7 +199,7 @@ def _checked_key(data: Mapping[str, bytes], leaf: x509.Certificate) -> bytes:
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateError(
-            "tls.key does not fit the first certificate of tls.crt; use the key with which "
+            "tls.key does not match the first certificate in tls.crt; use the key with which "
             "this certificate was requested"
         )
     return content

@@ -149,13 +149,13 @@ def _rolled_back(case: _ServingCase) -> list[Condition] | None:
     why = Reason(state.failed_reason)
     text = (
         f"revision {case.desired} failed and was rolled back to revision {target} ({why.value}):"
-        f" {state.failed_message}; it is tried again when the spec changes"
+        f" {state.failed_message}; the operator retries it when the spec changes"
     )
     if why is Reason.SLO_VIOLATED:
         text = (
             f"revision {case.desired} serves, but violates the SLO that revision {target} met,"
-            f" and was rolled back to it: {state.failed_message}; it is tried again when the spec"
-            " changes"
+            f" and was rolled back to it: {state.failed_message}; the operator retries it when the"
+            " spec changes"
         )
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
@@ -173,9 +173,12 @@ def _preflight(case: _ServingCase) -> list[Condition] | None:
         kind = ConditionType.STALLED if problem.is_final else ConditionType.RECONCILING
         text = f"{case.progress}; preflight: {problem.message}; {keeps}"
         return case.not_ready(kind, problem.reason, text)
-    text = f"{case.progress}; a preflight runs the loader's checks of it; {keeps} until they pass"
+    text = (
+        f"{case.progress}; a preflight is running the loader's checks of this revision; {keeps}"
+        " until they pass"
+    )
     if rollout.downtime:
-        text += f"; then {rollout.downtime}"
+        text += f"; {rollout.downtime}"
     return case.not_ready(ConditionType.RECONCILING, Reason.PREFLIGHT, text)
 
 

@@ -18,7 +18,7 @@ from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
 from triton_pipelines.controllers.timestamps import moment
 
 from .certificate_state import CertificateState
-from .field_managers import OtherManagers
+from .field_managers import OtherManagers, parse_managers
 from .policy_state import JSON_KEY, PolicyState
 from .report_state import ScalingReportState, WarningsState
 
@@ -140,17 +140,22 @@ class SloGuardState(PolicyState):
 class FieldManagersState(PolicyState):
     """Other managers that write a field of ours."""
 
-    managers: str = ""
-    """Their names."""
+    managers: tuple[str, ...] = ()
+    """Their names, sorted."""
     corrected: str = ""
     """When their edit was last corrected (RFC 3339); empty if the field is left to them."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:
         """Read a document; with an unreadable time, no manager is known."""
-        state = super(FieldManagersState, cls).parse(document)
+        if not isinstance(document, Mapping):
+            return cls()
+        state = dataclasses.replace(
+            super(FieldManagersState, cls).parse(document),
+            managers=parse_managers(document.get("managers")),
+        )
         if state.corrected and moment(state.corrected) is None:
-            return dataclasses.replace(state, managers="", corrected="")
+            return dataclasses.replace(state, managers=(), corrected="")
         return state
 
     @property
@@ -160,7 +165,7 @@ class FieldManagersState(PolicyState):
 
     def with_others(self, others: OtherManagers) -> Self:
         """Return the state with these managers."""
-        return dataclasses.replace(self, managers=others.names, corrected=others.corrected)
+        return dataclasses.replace(self, managers=others.managers, corrected=others.corrected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +272,11 @@ class PipelineState:
 
     def with_states(self, *states: PolicyState) -> Self:
         """Return the same state with these in the place of those of their kind."""
-        if not states:
-            return self
-        changed: dict[str, Any] = {STATE_NAMES[type(state)]: state for state in states}
-        return dataclasses.replace(self, **changed)
+        named = {STATE_NAMES[type(state)]: state for state in states}
+        changed: dict[str, Any] = {
+            name: state for name, state in named.items() if state is not getattr(self, name)
+        }
+        return dataclasses.replace(self, **changed) if changed else self
 
 
 STATES: Final[Mapping[str, type[PolicyState]]] = {

@@ -112,7 +112,7 @@ def live_conditions(
         pipeline.spec.scaling.mode,
         bool(scaled_steps(graph)),
         snapshot.status,
-        snapshot.state().scaling_report.limited,
+        snapshot.state().scaling_report,
     )
     return with_owner_conflicts(
         conditions,
@@ -174,7 +174,9 @@ def _steps(
     verdicts = step_verdicts(snapshot.view)
     before = {item.get("name"): item for item in snapshot.status.get("steps") or ()}
     is_unobserved = snapshot.view is None and _is_scaled(pipeline, graph)
-    is_same = snapshot.view is not None and is_unchanged(snapshot.view, snapshot.status)
+    is_same = snapshot.view is not None and is_unchanged(
+        snapshot.view, snapshot.status, snapshot.state().scaling_report.topics
+    )
     for step in graph.models:
         ready, reason = _model_state(step.model_name, probes)
         count = counts.get(step.name, step.instances.counts.initial)

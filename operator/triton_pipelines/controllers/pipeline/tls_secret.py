@@ -101,7 +101,7 @@ class TlsSecrets:
             return _Reading(now, "", None, problem)
         except Forbidden:
             problem = (
-                f"{place} may not be read by the operator in namespace {namespace}; add it "
+                f"{place} cannot be read by the operator in namespace {namespace}; add it "
                 "to rbac.tlsSecrets in the chart, or create a Role that allows get for "
                 "this Secret"
             )

@@ -253,8 +253,8 @@ def _result_of_job(
     if result is None:
         return TuningDecision(
             run.failed(
-                "the report of the Job cannot be read; does its image match this "
-                "operator's release (loader.image)?",
+                "the Job's report cannot be read; check that its image matches this operator's"
+                " release (loader.image)",
                 now,
             )
         )

@@ -160,7 +160,7 @@ def _compare_graphs(
             evaluator,
             worst,
             fault="a row's output depends on the other rows of its batch: "
-            "the graph does not honor its mask everywhere",
+            "the graph ignores its mask in some places",
         )
     if not _guard_fails_batch(run, rows, flat):
         return Verification(

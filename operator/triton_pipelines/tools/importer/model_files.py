@@ -221,8 +221,8 @@ class FileSources:
         if packages := imported_packages(texts | ({main: model.text(main) or ""})):
             self.report.info(
                 f"{model.name}/{latest}/{main}",
-                f"imports {', '.join(packages)}, which the server's image must contain; or add"
-                f" them as {path}.environment",
+                f"imports {', '.join(packages)}, which the server's image must contain;"
+                f" otherwise, add them as {path}.environment",
                 path,
             )
 

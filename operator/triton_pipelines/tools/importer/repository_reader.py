@@ -109,7 +109,7 @@ def _unfilled_note(templates: list[tuple[str, str]]) -> ImportNote:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ImportNote(
         templates[0][1],
-        f"templates without a value stay as they are: {shown}{more}; if the models need values,"
+        f"templates without a value remain unchanged: {shown}{more}; if the models need values,"
         f" use {' '.join(f'--set {name}=VALUE' for name in names[:_SHOWN])}",
         NoteSeverity.INFO,
     )
@@ -245,7 +245,7 @@ def _config_file(
     if chosen is None and named:
         listed = ", ".join(file.stem for file in named)
         raise ModelRepositoryError(
-            f"{path.name}/{CONFIGS}: contains {listed} and there is no {CONFIG};"
+            f"{path.name}/{CONFIGS}: contains {listed}, but there is no {CONFIG};"
             " choose one with --config-name"
         )
     return chosen, str(chosen.relative_to(path.parent)) if chosen is not None else path.name

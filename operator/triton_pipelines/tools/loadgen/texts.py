@@ -114,7 +114,7 @@ def read_lines(content: str) -> list[str]:
     """
     found = [line for line in content.splitlines() if line.strip()]
     if not found:
-        raise TextsError("contains no text; write one per line")
+        raise TextsError("contains no texts; write one text per line")
     return found
 
 
@@ -189,8 +189,8 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(
-                f"{flat[number][0]}: contains {', '.join(sorted(row))}, the first entry"
-                f" {', '.join(sorted(result[0]))}"
+                f"{flat[number][0]}: contains {', '.join(sorted(row))}, but the first entry"
+                f" contains {', '.join(sorted(result[0]))}"
             )
     return result
 

@@ -265,7 +265,7 @@ def _verified_rate(
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
         return (
             rate,
-            f"{met}, but the current setting did not exceed it at a 5 % lower rate",
+            f"{met}, but the current setting did not exceed it at a rate that is 5 % lower",
         )
     if is_unrepeated:
         return rate, f"{met}, but was not measured again"

@@ -200,7 +200,7 @@ def _by_deadline(
     if age < deadline:
         return _Check(problem, due=deadline - age)
     if problem is None or not problem.is_final:
-        why = problem.message if problem is not None else "its loader has not ended"
+        why = problem.message if problem is not None else "its loader has not finished"
         text = f"the preflight has not passed within {deadline} s: {why}; {ADVICE}"
         problem = Problem(Reason.ROLLOUT_FAILED, text, problem.pod if problem is not None else "")
     return _Check(problem)

@@ -374,7 +374,7 @@ def _alternation_message(
     )
     return (
         f"{alternating.alternating} alternately write spec.replicas of this pipeline, "
-        f"{follows}; keep one of them. To keep an autoscaler, remove replicas from the "
+        f"{follows}; remove all but one of them. To keep an autoscaler, remove replicas from the "
         "manifest that is applied (Git, a chart, kubectl apply); otherwise, remove the "
         "autoscaler"
     )
@@ -384,13 +384,13 @@ def _conflict_message(
     pipeline: InferencePipeline, others: OtherManagers, live: int, number: int, *, scale: bool
 ) -> str:
     how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if scale else "repeatedly"
-    verb, pronoun = ("writes", "it") if not others.has_several else ("write", "them")
+    verb = "write" if others.has_several else "writes"
     if others.has_several:
         how = "alternately"
     return (
         f"{others.names} {verb} the number of pods of Deployment {pipeline.name} {how}:"
-        f" {live} instead of {number}; the number is left to"
-        f" {pronoun}. Point the autoscaler at InferencePipeline {pipeline.name} instead,"
-        " which has a scale subresource; or remove it and return the number to this pipeline:"
+        f" {live} instead of {number}; the operator no longer changes it."
+        f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale"
+        " subresource; or remove the autoscaler and hand the number back to this pipeline:"
         f" kubectl scale deployment {pipeline.name} --replicas={number}"
     )

@@ -283,8 +283,12 @@ def _downtime_text(
         return ""
     if mode is not RolloutStrategy.RECREATE and replicas > 1:
         return ""
-    why = "strategy Recreate" if mode is RolloutStrategy.RECREATE else "no room for a second pod"
-    return f"{why}: the old pod is removed first, and no pod serves until the new one is ready"
+    why = (
+        "the strategy is Recreate"
+        if mode is RolloutStrategy.RECREATE
+        else "there is no room for a second pod"
+    )
+    return f"{why}, so the old pod is removed first, and no pod serves until the new one is ready"
 
 
 def _with_overdue(

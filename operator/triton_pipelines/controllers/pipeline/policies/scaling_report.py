@@ -10,9 +10,13 @@ from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Record source of metrics and limitations; the last ones stay until scaling has observed."""
+    """Record source of metrics, limitations and topics.
+
+    The recorded ones stay until scaling has observed the pipeline.
+    """
     view = snapshot.view
     if view is None:
         return Outcome()
     source = "" if view.metrics_failure else view.metrics_source
-    return Outcome(states=(ScalingReportState(source, view.decision.limited_subjects),))
+    decision = view.decision
+    return Outcome(states=(ScalingReportState(source, decision.limited_subjects, decision.topics),))

@@ -38,7 +38,7 @@ WATCH_PERIOD: Final = dt.timedelta(minutes=5)
 LOAD_RATIO_MAX: Final = 1.5
 # Path and beginning of the warning that there is nothing to compare.
 UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
-UNKNOWN: Final = "the p99 of the pods is not known"
+UNKNOWN: Final = "the p99 of the pods is unknown"
 # Time between iterations during a watch (seconds).
 RECHECK_SECONDS: Final = 15.0
 
@@ -208,7 +208,7 @@ def _summary(
             latencies.missing.get(watch.revision)
             or f"fewer than {REQUESTS_MIN} requests in {WINDOW_SECONDS:.0f} s in each of its pods"
         )
-        return f"{begin}, and its p99 is not known: {why}"
+        return f"{begin}, and its p99 is unknown: {why}"
     summary = (
         f"{begin}: p99 in the server at most {new.high:.1f} ms"
         f" at {new.rate:.0f} requests/s in a pod; {budget_text}"

@@ -178,7 +178,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         wait = (
             "the pipeline is suspended; the run starts when it serves again"
             if stage.is_suspended
-            else "spec.replicas is 0; the run starts when pods serve"
+            else "spec.replicas is 0; the run starts when pods are serving"
         )
         return TuningDecision(replace(run, waiting_since=""), message=wait)
     if latency_budget_of(stage.pipeline) is None:
