@@ -52,15 +52,19 @@ class StationSpec:
     GPU."""
     scaled: bool = False
     """Whether the step is scaled."""
+    reports_time: bool = False
+    """Whether its metrics have the busy time and the CPU time of its instances, as the native
+    tokenizer reports them."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Cumulative counters: requests, executions, seconds."""
+    """Cumulative counters: requests, executions, seconds. ``busy`` counts a batch once."""
 
     success: int = 0
     execs: int = 0
     compute: float = 0.0
+    busy: float = 0.0
     queue: float = 0.0
     cpu: float = 0.0
     throttled: float = 0.0
@@ -155,19 +159,22 @@ class Station:
             totals.compute += seconds
             totals.queue += waited
             totals.execs += executions
+            totals.busy += seconds if executions else 0.0
             totals.cpu += plain
             totals.throttled += seconds - plain if executions else 0.0
         return [(item[0], item[1]) for item in done]
 
     def counters(self, now: float) -> ModelCounters:
         """As Triton's metrics endpoint would give them."""
-        totals = self.totals
+        totals, reports = self.totals, self.spec.reports_time
         return ModelCounters(
             success=float(totals.success),
             execs=float(totals.execs),
             queue_us=totals.queue * 1e6,
             compute_infer_us=totals.compute * 1e6,
             pending=float(self.pending(now)),
+            busy_us=totals.busy * 1e6 if reports else 0.0,
+            cpu_us=totals.cpu * 1e6 if reports else 0.0,
         )
 
     def _stretch(self, start: float, cores: float) -> float:

@@ -155,18 +155,27 @@ def _cargo(command: str, *arguments: str, crate: Path = CRATE) -> None:
     # One job: a build in the background leaves the other cores to what the user does.
     call = [find_cargo(), command, "--release", "--locked", "--jobs=1", *arguments]
     with cache.locked(_target_folder()):
-        done = subprocess.run(
-            ["nice", *call],
-            cwd=crate,
-            env=settings(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        run(call, crate, settings(os.environ))
+
+
+def run(call: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a command of a build in the background.
+
+    Raises:
+        NativeBuildError: it failed; the message ends with its last lines.
+    """
+    done = subprocess.run(
+        ["nice", *call],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-TAIL_LINES:])
-        raise NativeBuildError(f"`cargo {command}` in {crate} failed:\n{tail}")
+        raise NativeBuildError(f"`{' '.join(call[:2])}` in {folder} failed:\n{tail}")
 
 
 def main() -> int:

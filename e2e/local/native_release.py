@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -27,7 +27,7 @@ GLIBC = (2, 28)
 """Version that a release needs."""
 SERVER_GLIBC = (2, 35)
 """Version in the oldest supported server image, Ubuntu 22.04: the most that any build may need."""
-TOOLS = ("cargo-zigbuild==0.24.0", "ziglang==0.17.1")
+TOOLS_LOCK = native.ROOT / "requirements/native.txt"
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
@@ -39,7 +39,7 @@ def check(content: bytes, machine: str, newest: tuple[int, int]) -> None:
     """Check that a library is for ``machine`` and needs no glibc newer than ``newest``.
 
     Raises:
-        LibraryError: it is not; says what it is instead.
+        LibraryError: it is not, or it needs the C++ library.
     """
     if content[:6] != b"\x7fELF\x02\x01":
         raise LibraryError("not a 64-bit little-endian ELF file")
@@ -48,46 +48,78 @@ def check(content: bytes, machine: str, newest: tuple[int, int]) -> None:
         found = _ELF_MACHINES.get(number, f"ELF machine {number}")
         raise LibraryError(f"built for {found}, not for {machine}")
     versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?=[.\0])", content)
+    if b"\0GLIBCXX_" in content:
+        raise LibraryError("needs the C++ library, whose version differs between server images")
     most = max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
     if most > newest:
         raise LibraryError(f"needs glibc {most[0]}.{most[1]}, newer than {newest[0]}.{newest[1]}")
 
 
-def build(machine: str) -> Path:
-    """Build the library for ``machine``, check it and return its place in the package.
+def library(machine: str) -> Path:
+    """Return the library for ``machine``, built if its sources have changed.
 
     Raises:
         LibraryError: as :func:`check`.
-        subprocess.CalledProcessError: a tool failed; its output was shown.
+        native.NativeBuildError: no Rust toolchain, or a failed build (with its last lines).
     """
+    key = cache.digest([native.key(), TOOLS_LOCK.read_bytes(), machine, str(GLIBC)])
+    target = cache.cache_root() / f"native-release-{key}" / NATIVE_TOKENIZER_LIBRARY
+    with cache.locked(target.parent):
+        if not target.exists():
+            with step(f"building the native tokenizer for {machine}"):
+                content = _build(machine).read_bytes()
+            check(content, machine, GLIBC)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                made = Path(scratch) / target.name
+                made.write_bytes(content)
+                made.replace(target)
+    return target
+
+
+def install(package: Path) -> list[Path]:
+    """Put the libraries of all architectures into a package folder and return their places.
+
+    Raises:
+        LibraryError: as :func:`library`.
+        native.NativeBuildError: as :func:`library`.
+    """
+    places = []
+    for machine in MACHINES:
+        place = package / "native" / machine / NATIVE_TOKENIZER_LIBRARY
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(library(machine), place)
+        places.append(place)
+    return places
+
+
+def _build(machine: str) -> Path:
+    """Compile the library for ``machine`` and return it."""
     target = f"{machine}-unknown-linux-gnu"
     folder = cache.cache_root() / "native-release-target"
     tools = _tools()
     cargo = native.find_cargo()
     environment = native.settings(os.environ) | {"CARGO_TARGET_DIR": str(folder)}
     environment["PATH"] = f"{tools}{os.pathsep}{Path(cargo).parent}{os.pathsep}{os.environ['PATH']}"
-    with step(f"building the native tokenizer for {machine}"):
-        if shutil.which("rustup", path=environment["PATH"]):
-            subprocess.run(["rustup", "target", "add", target], env=environment, check=True)
-        call = [cargo, "zigbuild", "--release", "--locked", "--lib"]
-        call.append(f"--target={target}.{GLIBC[0]}.{GLIBC[1]}")
-        subprocess.run(["nice", *call], cwd=native.CRATE, env=environment, check=True)
-    content = (folder / target / "release" / NATIVE_TOKENIZER_LIBRARY).read_bytes()
-    check(content, machine, GLIBC)
-    place = native_library.path().parents[1] / machine / NATIVE_TOKENIZER_LIBRARY
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(content)
-    return place
+    if rustup := shutil.which("rustup", path=environment["PATH"]):
+        native.run([rustup, "target", "add", target], native.CRATE, environment)
+    call = [cargo, "zigbuild", "--release", "--locked", "--jobs=1", "--lib"]
+    call.append(f"--target={target}.{GLIBC[0]}.{GLIBC[1]}")
+    with cache.locked(folder):
+        native.run(call, native.CRATE, environment)
+    return folder / target / "release" / NATIVE_TOKENIZER_LIBRARY
 
 
 def _tools() -> Path:
-    """Return the folder of cargo-zigbuild and Zig, installed once."""
-    folder = cache.cache_root() / f"native-release-tools-{cache.digest(list(TOOLS))}"
+    """Return the folder of cargo-zigbuild and Zig, installed once per lock file."""
+    key = cache.digest([TOOLS_LOCK.read_bytes()])
+    folder = cache.cache_root() / f"native-release-tools-{key}"
     with cache.locked(folder):
         if not (folder / "installed").exists():
             venv.create(folder, with_pip=True, clear=True)
             pip = [str(folder / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
-            subprocess.run([*pip, "--only-binary=:all:", *TOOLS], check=True)
+            options = ["--only-binary=:all:", "--require-hashes", "-r", str(TOOLS_LOCK)]
+            native.run([*pip, *options], native.ROOT, dict(os.environ))
             (folder / "installed").touch()
     return folder / "bin"
 
@@ -95,9 +127,9 @@ def _tools() -> Path:
 def main() -> int:
     """Command line: build for every architecture; print the places."""
     try:
-        for machine in MACHINES:
-            print(build(machine))
-    except (native.NativeBuildError, LibraryError, subprocess.CalledProcessError) as error:
+        for place in install(native_library.path().parents[2]):
+            print(place)
+    except (native.NativeBuildError, LibraryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

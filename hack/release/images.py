@@ -96,6 +96,7 @@ def _build(release: Release, bases: dict[str, str], build_image: str, target: Pa
                 bases[platform],
                 f"--platform=linux/{platform}",
                 f"--build-arg=BUILD_IMAGE={build_image}",
+                local_images.PACKAGED_NATIVE,
                 f"--build-arg=VERSION={release.version}",
                 f"--build-arg=CREATED={release.created}",
                 f"--timestamp={release.epoch}",

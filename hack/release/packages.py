@@ -8,27 +8,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from e2e.local import native
+from e2e.local import native, native_release
 from hack.release import files
 from hack.release.errors import ReleaseError
 from hack.release.model import Release
-from triton_pipelines.api.names import NATIVE_TOKENIZER_LIBRARY
-from triton_pipelines.loader import native_library
 
 
 def add_native_tokenizer(source: Path) -> None:
-    """Put the native tokenizer of this machine's architecture into the exported package.
+    """Put the native tokenizer for every architecture into the exported package.
 
     Raises:
         ReleaseError: it cannot be built.
     """
     try:
-        library = native.library()
-    except native.NativeBuildError as error:
+        native_release.install(source / "operator/triton_pipelines")
+    except (native.NativeBuildError, native_release.LibraryError) as error:
         raise ReleaseError(f"native tokenizer: {error}") from None
-    folder = source / "operator/triton_pipelines/native" / native_library.machine()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / NATIVE_TOKENIZER_LIBRARY).write_bytes(library.read_bytes())
 
 
 def build(release: Release) -> list[Path]:

@@ -17,6 +17,7 @@ LOCKS: Final = (
     "requirements/dev.txt",
     "requirements/operator.txt",
     "requirements/build.txt",
+    "requirements/native.txt",
     "requirements/release.txt",
     "native/Cargo.lock",
 )

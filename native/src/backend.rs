@@ -11,6 +11,7 @@ use crate::batch::{Answer, Batch, Refusal};
 use crate::encoder::{Encoder, panic_message};
 use crate::ffi::*;
 use crate::layout::Span;
+use crate::metrics::{Counters, Work, clock};
 use crate::request::{Response, c_string, checked, error, input_of, requested};
 use crate::settings::Settings;
 use crate::texts::Input;
@@ -23,6 +24,7 @@ struct Model {
     settings: Settings,
     names: Vec<CString>,
     encoder: Encoder,
+    counters: Counters,
 }
 
 /// An instance, used by one thread at a time.
@@ -85,7 +87,9 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut Handle) -> Er
         let cache = if encoder.memory().is_some() { "enabled" } else { "not possible" };
         log(LOG_INFO, &format!("native tokenizer {}: word cache {cache}", folder.display()));
         let names = settings.names.iter().map(|name| c_string(name)).collect();
-        let loaded = Box::new(Arc::new(Model { settings, names, encoder }));
+        // SAFETY: the caller's promise.
+        let counters = unsafe { counters_of(model)? };
+        let loaded = Box::new(Arc::new(Model { settings, names, encoder, counters }));
         // SAFETY: Triton keeps the state until TRITONBACKEND_ModelFinalize.
         unsafe { checked(TRITONBACKEND_ModelSetState(model, Box::into_raw(loaded).cast())) }
     })
@@ -168,8 +172,10 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     let Some(state) = state else {
         return error(ERROR_INTERNAL, "the instance is not initialized");
     };
+    let begin = Work::now();
     // From here on every request is answered and released, so this call succeeds.
     execute(instance, state, requests);
+    state.model.counters.add(begin);
     null_mut()
 }
 
@@ -266,10 +272,7 @@ fn respond(model: &Model, batch: &Batch, request: *mut Handle, answer: Answer) -
 
 /// Returns the clock of Triton's statistics in nanoseconds.
 fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    clock(libc::CLOCK_MONOTONIC)
 }
 
 /// # Safety
@@ -305,5 +308,17 @@ unsafe fn folder_of(model: *mut Handle) -> Result<PathBuf, String> {
         checked(TRITONBACKEND_ModelVersion(model, &mut version))?;
         let path = CStr::from_ptr(location).to_string_lossy();
         Ok(PathBuf::from(path.as_ref()).join(version.to_string()))
+    }
+}
+
+/// # Safety
+/// `model` is a model of Triton.
+unsafe fn counters_of(model: *mut Handle) -> Result<Counters, String> {
+    let (mut name, mut version): (*const c_char, u64) = (null(), 0);
+    // SAFETY: the pointers are valid for the calls; the name lives as long as the model.
+    unsafe {
+        checked(TRITONBACKEND_ModelName(model, &mut name))?;
+        checked(TRITONBACKEND_ModelVersion(model, &mut version))?;
+        Counters::new(CStr::from_ptr(name), version)
     }
 }

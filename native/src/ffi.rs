@@ -21,6 +21,10 @@ pub const RESPONSE_FINAL: u32 = 1;
 pub const TYPE_INT32: i32 = 8;
 pub const TYPE_INT64: i32 = 9;
 pub const TYPE_BYTES: i32 = 13;
+/// `TRITONSERVER_PARAMETER_STRING`.
+pub const STRING: i32 = 0;
+/// `TRITONSERVER_METRIC_KIND_COUNTER`.
+pub const COUNTER: i32 = 0;
 
 unsafe extern "C" {
     pub fn TRITONSERVER_ErrorNew(code: i32, text: *const c_char) -> Error;
@@ -38,6 +42,26 @@ unsafe extern "C" {
         size: *mut usize,
     ) -> Error;
     pub fn TRITONSERVER_MessageDelete(message: *mut Handle) -> Error;
+    pub fn TRITONSERVER_ParameterNew(
+        name: *const c_char,
+        kind: i32,
+        value: *const c_void,
+    ) -> *mut Handle;
+    pub fn TRITONSERVER_ParameterDelete(parameter: *mut Handle);
+    pub fn TRITONSERVER_MetricFamilyNew(
+        family: *mut *mut Handle,
+        kind: i32,
+        name: *const c_char,
+        description: *const c_char,
+    ) -> Error;
+    pub fn TRITONSERVER_MetricNew(
+        metric: *mut *mut Handle,
+        family: *mut Handle,
+        labels: *const *mut Handle,
+        count: u64,
+    ) -> Error;
+    pub fn TRITONSERVER_MetricDelete(metric: *mut Handle) -> Error;
+    pub fn TRITONSERVER_MetricIncrement(metric: *mut Handle, value: f64) -> Error;
 
     pub fn TRITONBACKEND_ApiVersion(major: *mut u32, minor: *mut u32) -> Error;
     pub fn TRITONBACKEND_ModelConfig(
@@ -50,6 +74,7 @@ unsafe extern "C" {
         artifact: *mut i32,
         location: *mut *const c_char,
     ) -> Error;
+    pub fn TRITONBACKEND_ModelName(model: *mut Handle, name: *mut *const c_char) -> Error;
     pub fn TRITONBACKEND_ModelVersion(model: *mut Handle, version: *mut u64) -> Error;
     pub fn TRITONBACKEND_ModelState(model: *mut Handle, state: *mut *mut c_void) -> Error;
     pub fn TRITONBACKEND_ModelSetState(model: *mut Handle, state: *mut c_void) -> Error;

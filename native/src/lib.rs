@@ -18,4 +18,6 @@ mod backend;
 #[cfg(not(test))]
 mod ffi;
 #[cfg(not(test))]
+mod metrics;
+#[cfg(not(test))]
 mod request;

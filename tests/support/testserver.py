@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -15,6 +16,8 @@ import numpy as np
 
 from e2e.local import native
 
+BACKEND_API = (1, 19)
+"""Version of the test server, which is that of the oldest supported servers."""
 # Data types as numbers of Triton's C API.
 BYTES = 13
 _INTEGERS = {8: np.int32, 9: np.int64}
@@ -53,6 +56,8 @@ def _library() -> ctypes.CDLL:
     ]
     library.testserver_unload.restype = None
     library.testserver_unload.argtypes = [ctypes.c_void_p]
+    library.testserver_api.restype = None
+    library.testserver_api.argtypes = [ctypes.c_uint32, ctypes.c_uint32]
     library.testserver_free.restype = None
     library.testserver_free.argtypes = [_Block]
     return library
@@ -63,6 +68,16 @@ def _taken(block: _Block) -> bytes:
         return ctypes.string_at(block.data, block.size)
     finally:
         _library().testserver_free(block)
+
+
+@contextlib.contextmanager
+def backend_api(major: int, minor: int) -> Iterator[None]:
+    """Let the test server claim another version of the backend API."""
+    _library().testserver_api(major, minor)
+    try:
+        yield
+    finally:
+        _library().testserver_api(*BACKEND_API)
 
 
 class NativeModel:

@@ -32,6 +32,9 @@ SAMPLES_SUPPORT = (
 )
 """Files of the tests that the server of the samples runs on."""
 
+PACKAGED_NATIVE = "--build-arg=NATIVE=package"
+"""Lets the operator image take the native tokenizer from the package instead of building it."""
+
 KEPT_ARCHIVES = 2
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "libpython3.11", "python3", "python3-pip", "python3-venv")
@@ -73,6 +76,7 @@ def operator_inputs(root: Path = ROOT) -> list[Path]:
         "pyproject.toml",
         "requirements/operator.txt",
         "requirements/build.txt",
+        "requirements/native.txt",
     )
     return [*sources, *(root / name for name in fixed)]
 
@@ -93,7 +97,12 @@ def _operator() -> Path:
     _native_tokenizer()
     base = base_image()
     key = cache.digest([base, cache.digest_tree(ROOT, operator_inputs())])
-    return _archive("operator", OPERATOR_IMAGE, key, lambda tag: buildah.build(ROOT, tag, base))
+    return _archive(
+        "operator",
+        OPERATOR_IMAGE,
+        key,
+        lambda tag: buildah.build(ROOT, tag, base, PACKAGED_NATIVE),
+    )
 
 
 def _native_tokenizer() -> None:

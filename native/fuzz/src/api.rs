@@ -7,16 +7,26 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::null_mut;
+use std::sync::Mutex;
 
 use crate::model::{Input, Instance, Model, Output, Request, Response};
 
 pub type Handle = c_void;
+
+/// A counter of the metrics page.
+pub struct Metric {
+    /// Sum of the increments.
+    pub value: Mutex<f64>,
+}
 
 /// An error of the server or the backend.
 pub struct Failure {
     pub code: i32,
     pub text: CString,
 }
+
+/// Version of the backend API that the server claims: major, and minor.
+pub static API: Mutex<(u32, u32)> = Mutex::new((1, 19));
 
 const NOT_FOUND: i32 = 2;
 const FINAL: u32 = 1;
@@ -72,11 +82,77 @@ pub unsafe extern "C" fn TRITONSERVER_MessageDelete(message: *mut CString) -> *m
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONSERVER_ParameterNew(
+    _name: *const c_char,
+    kind: i32,
+    value: *const c_void,
+) -> *mut CString {
+    assert_eq!(kind, 0, "a label is a text");
+    Box::into_raw(Box::new(unsafe { CStr::from_ptr(value.cast()) }.to_owned()))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONSERVER_ParameterDelete(parameter: *mut CString) {
+    drop(unsafe { Box::from_raw(parameter) });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONSERVER_MetricFamilyNew(
+    family: *mut *mut Handle,
+    _kind: i32,
+    name: *const c_char,
+    _description: *const c_char,
+) -> *mut Failure {
+    // The backend never deletes a family.
+    unsafe { *family = name.cast_mut().cast() };
+    null_mut()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONSERVER_MetricNew(
+    metric: *mut *mut Metric,
+    family: *mut Handle,
+    labels: *const *const CString,
+    count: u64,
+) -> *mut Failure {
+    assert!(!family.is_null());
+    let labels = unsafe { std::slice::from_raw_parts(labels, count as usize) };
+    assert!(labels.iter().all(|label| !unsafe { &**label }.is_empty()));
+    unsafe { *metric = Box::into_raw(Box::new(Metric { value: Mutex::new(0.0) })) };
+    null_mut()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONSERVER_MetricDelete(metric: *mut Metric) -> *mut Failure {
+    drop(unsafe { Box::from_raw(metric) });
+    null_mut()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONSERVER_MetricIncrement(
+    metric: *mut Metric,
+    value: f64,
+) -> *mut Failure {
+    assert!(value >= 0.0 && value.is_finite(), "a counter does not fall");
+    *unsafe { &(*metric).value }.lock().expect("not poisoned") += value;
+    null_mut()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelName(
+    _model: *mut Model,
+    name: *mut *const c_char,
+) -> *mut Failure {
+    unsafe { *name = c"tokenizer".as_ptr() };
+    null_mut()
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ApiVersion(
     major: *mut u32,
     minor: *mut u32,
 ) -> *mut Failure {
-    unsafe { (*major, *minor) = (1, 19) };
+    unsafe { (*major, *minor) = *API.lock().expect("not poisoned") };
     null_mut()
 }
 

@@ -5,6 +5,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
 
+use crate::api::API;
 use crate::model::{Answer, Input, Loaded, Request};
 
 /// Bytes for the caller, who returns them to [`testserver_free`].
@@ -82,6 +83,12 @@ fn put_answer(bytes: &mut Vec<u8>, answer: &Answer) {
             }
         }
     }
+}
+
+/// Sets the version of the backend API that the server claims.
+#[unsafe(no_mangle)]
+pub extern "C" fn testserver_api(major: u32, minor: u32) {
+    *API.lock().expect("not poisoned") = (major, minor);
 }
 
 /// Loads a model; returns null and sets `error` if the backend refuses.

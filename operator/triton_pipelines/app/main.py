@@ -39,6 +39,9 @@ from triton_pipelines.cluster.work_queue import TRANSIENT, Backoff, Key, Result,
 # Interval of the event loop's heartbeat, and the age at which the process counts as dead.
 HEARTBEAT_SECONDS: Final = 1.0
 STALE_SECONDS: Final = 60.0
+# Delay after a change of a pipeline's objects. These changes come in bursts: a Deployment's status
+# and its pods change several times within moments, and one reconcile is enough for all of them.
+CHILD_EVENTS_SECONDS: Final = 0.2
 # Time limit of one reconcile. One that exceeds it by the margin cannot be cancelled.
 RECONCILE_SECONDS: Final = 300.0
 _RECONCILE_MARGIN_SECONDS: Final = 60.0
@@ -297,10 +300,19 @@ class Operator:
             own.cancel()
             await asyncio.wait({own})
 
-    def _enqueue(self, key: Key) -> None:
-        """Make a pipeline due after a watch event. A new leader enqueues all of them itself."""
-        if self._may_write():
-            self.queue.add(key)
+    def _enqueue(self, key: Key, changed: Resource) -> None:
+        """Make a pipeline due after a watch event. A new leader enqueues all of them itself.
+
+        Args:
+            key: the pipeline.
+            changed: the kind of the object that changed.
+        """
+        if not self._may_write():
+            return
+        if changed == INFERENCE_PIPELINES:
+            self.queue.add(key, urgent=True)
+        else:
+            self.queue.add_after(key, CHILD_EVENTS_SECONDS)
 
     # --- reconcile ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from triton_pipelines.autoscaling.signals import CPU_HEADROOM, THROTTLED, CpuSignal
@@ -22,6 +22,9 @@ it."""
 _ROOMY: Final = 0.25
 """Share of the CPU limit that is unused (or one instance's cores) from which busy time is not
 stretched by contention."""
+_OWN_CORE: Final = 0.5
+"""Share of its busy time below which an instance has no core of its own: more than two instances
+share one, so another instance hardly adds throughput."""
 _LEAST_CORES: Final = 0.05
 """Least cores assumed per instance: 20 instances per core exceed any use of this law."""
 
@@ -44,6 +47,8 @@ class StepLoad:
     """Current wait, seconds."""
     service: float | None
     """Service time, seconds."""
+    cpu_share: float | None = None
+    """Share of their busy time in which instances had a core; ``None``: not reported."""
 
     @property
     def used(self) -> int:
@@ -79,10 +84,20 @@ class CpuBudget:
     """Whether there is a CPU limit."""
     throttled: bool
     """Whether the container is throttled by it."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of their busy time in which instances had a core, by step that reports it."""
 
     def is_short(self, step: str) -> bool:
         """Return whether there is no room for one more busy instance of ``step`` now."""
-        return self.throttled or (self.limited and self.headroom < self.cores[step])
+        full = self.limited and self.headroom < self.cores[step]
+        return self.throttled or full or self.lacks_cores(step)
+
+    def lacks_cores(self, step: str) -> bool:
+        """Return whether busy instances of ``step`` wait for a core most of their time.
+
+        Another instance would then take its core from those that run.
+        """
+        return self.shares.get(step, 1.0) < _OWN_CORE
 
 
 def cpu_budget(limits: PipelineLimits, loads: Sequence[StepLoad], cpu: CpuSignal) -> CpuBudget:
@@ -94,8 +109,11 @@ def cpu_budget(limits: PipelineLimits, loads: Sequence[StepLoad], cpu: CpuSignal
     """
     throttled = cpu.throttled > THROTTLED
     granted = {load.limits.name: max(_LEAST_CORES, load.limits.cores) for load in loads}
+    shares = {load.limits.name: load.cpu_share for load in loads if load.cpu_share is not None}
     if limits.cpu_limit is None:
-        return CpuBudget(granted, math.inf, math.inf, 0.0, limited=False, throttled=throttled)
+        return CpuBudget(
+            granted, math.inf, math.inf, 0.0, limited=False, throttled=throttled, shares=shares
+        )
     plan = CPU_HEADROOM * limits.cpu_limit
     headroom = plan - cpu.used
     need = sum(granted[load.limits.name] * load.busy for load in loads)
@@ -108,7 +126,9 @@ def cpu_budget(limits: PipelineLimits, loads: Sequence[StepLoad], cpu: CpuSignal
         }
     other = max(0.0, cpu.used - sum(cores[load.limits.name] * load.busy for load in loads))
     share = max(0.0, plan - other)
-    return CpuBudget(cores, headroom, share, other, limited=True, throttled=throttled)
+    return CpuBudget(
+        cores, headroom, share, other, limited=True, throttled=throttled, shares=shares
+    )
 
 
 @dataclass(slots=True)
@@ -168,6 +188,8 @@ def _bounds(
     if budget.limited:
         count = load.used + _cpu_growth(load, later, budget, free.cores)
         yield GrowthCap(count, CapKind.CPU, _cpu_text(limits, budget, step))
+    elif budget.lacks_cores(step.name):
+        yield GrowthCap(load.count, CapKind.CPU, _cpu_text(limits, budget, step))
     if free.memory is not None and step.memory_bytes:
         yield GrowthCap(
             load.count + _fits(free.memory, step.memory_bytes),
@@ -238,6 +260,11 @@ def _fits(left: float, each: float) -> int:
 def _cpu_text(limits: PipelineLimits, budget: CpuBudget, step: StepLimits) -> str:
     if budget.throttled:
         return f"CPU: throttled at its limit of {limits.cpu_limit:g} cores"
+    if budget.lacks_cores(step.name):
+        return (
+            f"CPU: busy instances have a core for only {budget.shares[step.name]:.0%} of the time,"
+            " because they share too few cores"
+        )
     return (
         f"CPU: limit {limits.cpu_limit:g} cores, {max(0.0, budget.headroom):.1f} unused,"
         f" {budget.cores[step.name]:.2g} per busy instance"

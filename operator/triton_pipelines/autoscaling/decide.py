@@ -110,7 +110,14 @@ def _decide_from_samples(
     steps = [_observe_step(step, situation, trusted.pods, sample) for step in limits.steps]
     loads = [
         StepLoad(
-            item.limits, item.count, item.count, item.count, item.busy, 0.0, item.state.service
+            item.limits,
+            item.count,
+            item.count,
+            item.count,
+            item.busy,
+            0.0,
+            item.state.service,
+            item.signal.cpu_share,
         )
         for item in steps
     ]
@@ -153,12 +160,18 @@ def _context(
         gpu=gpu_signal(pods, limits, sample.interval),
         cpu=cpu,
         budget=cpu_budget(limits, loads, cpu),
-        actuation=situation.state.actuation,
+        actuation=_actuation(situation),
         interval=sample.interval,
         age=max(0.0, *(pod.age for pod in pods.values())),
         partial=bool(trusted.problem),
         now=situation.now,
     )
+
+
+def _actuation(situation: Situation) -> float | None:
+    """Return the seconds that a change takes: measured, or else what the limits assume."""
+    measured = situation.state.actuation
+    return situation.limits.actuation if measured is None else measured
 
 
 def _decide_steps(
@@ -277,7 +290,7 @@ def _outage_count(
         count=present.count,
         demand=aim,
         now=situation.now,
-        wait_up=control_law.cooldown(law, situation.state.actuation, interval, interval),
+        wait_up=control_law.cooldown(law, _actuation(situation), interval, interval),
         in_flight=present.in_flight,
         interval=interval,
     ).count

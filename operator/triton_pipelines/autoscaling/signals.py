@@ -88,6 +88,11 @@ class StepSignal:
         return sum(self.pending.values())
 
     @property
+    def cpu_share(self) -> float | None:
+        """Share of busy time with a core over the last interval; ``None``: not reported."""
+        return self.last.cpu_share if self.last is not None else None
+
+    @property
     def covered(self) -> bool:
         """Whether every pod's history covers the slow window without a counter reset."""
         return self.slow is not None and self.slow.covered

@@ -156,6 +156,8 @@ class PipelineLimits:
     probe_rate: float = 0.0
     """Test inferences per second that the operator itself sends to each pod. A step that gets no
     other requests is idle."""
+    actuation: float | None = None
+    """Seconds that a change takes, for use until one has been measured; ``None``: unknown."""
     hold_counts_for_pods: bool = False
     """Whether pods are about to be removed; counts do not fall before that."""
     law: ControlLaw = ControlLaw()

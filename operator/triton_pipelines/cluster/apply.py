@@ -8,11 +8,14 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import Invalid, NotFound
+from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound
 from triton_pipelines.cluster.resources import resource_of
 
 _REPAIR_SUFFIX: Final = "-repair"
 _STRIP_ATTEMPTS: Final = 3
+# A resourceVersion that no object has, since etcd starts at this revision and each write increases
+# it. The API server compares the version of an apply only with that of an existing object.
+_NO_VERSION: Final = "1"
 
 
 async def metadata_of(client: Client, obj: Object) -> Object | None:
@@ -26,6 +29,19 @@ async def metadata_of(client: Client, obj: Object) -> Object | None:
     seen = await client.apply(nothing, manager=names.MANAGER_LOOK, force=False, dry_run=True)
     # An object that would be created by the apply has no version yet.
     return seen if seen["metadata"].get("resourceVersion") else None
+
+
+async def apply_new(client: Client, desired: Object) -> Object | None:
+    """Apply an object that should not exist yet, without reading it first.
+
+    Returns:
+        The created object; ``None`` if there is one of that name, which is unchanged.
+    """
+    metadata = {**desired["metadata"], "resourceVersion": _NO_VERSION}
+    try:
+        return await client.apply({**desired, "metadata": metadata})
+    except Conflict:
+        return None
 
 
 async def apply_over(

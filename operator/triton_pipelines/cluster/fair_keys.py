@@ -1,4 +1,7 @@
-"""Due keys in the order in which they run: round robin over namespaces, oldest first in each."""
+"""Due keys in the order in which they run.
+
+Round robin over namespaces; in each, urgent keys first, then the oldest.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,26 @@ class FairKeys:
     A namespace with many due keys delays the others by at most one key per turn.
     """
 
-    _by_namespace: dict[str, dict[Key, float]] = field(default_factory=dict, init=False)
+    _by_namespace: dict[str, _DueKeys] = field(default_factory=dict, init=False)
     """Due keys by namespace; the next namespace is the first."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_namespace.values()))
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._by_namespace.get(key[0], ())
+        due = self._by_namespace.get(key[0])
+        return due is not None and (key in due.urgent or key in due.others)
 
-    def add(self, key: Key, since: float) -> None:
-        """Add a key at the end of its namespace, unless it is due already."""
-        self._by_namespace.setdefault(key[0], {}).setdefault(key, since)
+    def add(self, key: Key, since: float, *, urgent: bool = False) -> None:
+        """Add a key at the end of its namespace, or of the urgent keys there.
+
+        A key that is due already keeps its time, and its place unless it becomes urgent.
+        """
+        due = self._by_namespace.setdefault(key[0], _DueKeys())
+        if urgent:
+            due.urgent.setdefault(key, due.others.pop(key, since))
+        elif key not in due.urgent:
+            due.others.setdefault(key, since)
 
     def pop(self, full: Container[str] = ()) -> tuple[Key, float] | None:
         """Remove and return the next key; the other namespaces come before its next one.
@@ -41,14 +52,27 @@ class FairKeys:
         namespace = next((name for name in self._by_namespace if name not in full), None)
         if namespace is None:
             return None
-        keys = self._by_namespace.pop(namespace)
+        due = self._by_namespace.pop(namespace)
+        keys = due.urgent or due.others
         key = next(iter(keys))
         since = keys.pop(key)
-        if keys:
-            self._by_namespace[namespace] = keys
+        if due:
+            self._by_namespace[namespace] = due
         return key, since
 
     def times(self) -> Iterator[float]:
         """Yield the times since when the keys are due."""
-        for keys in self._by_namespace.values():
-            yield from keys.values()
+        for due in self._by_namespace.values():
+            yield from due.urgent.values()
+            yield from due.others.values()
+
+
+@dataclass(slots=True)
+class _DueKeys:
+    """Due keys of one namespace with the time since when, in the order in which they run."""
+
+    urgent: dict[Key, float] = field(default_factory=dict)
+    others: dict[Key, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.urgent) + len(self.others)

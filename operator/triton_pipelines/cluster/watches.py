@@ -115,7 +115,7 @@ def kopf_settings(
 def register_watches(
     registry: kopf.OperatorRegistry,
     store: Store,
-    enqueue: Callable[[Key], None],
+    enqueue: Callable[[Key, Resource], None],
     observer: WatchObserver,
 ) -> None:
     """Register the handlers of watch events.
@@ -123,7 +123,7 @@ def register_watches(
     Args:
         registry: where to register them.
         store: updated with each event.
-        enqueue: makes the owning pipelines due.
+        enqueue: makes the owning pipelines due; the second argument is the kind that changed.
         observer: counts the events.
     """
     for resource in WATCHED:
@@ -139,7 +139,7 @@ def register_watches(
 def _handler(
     resource: Resource,
     store: Store,
-    enqueue: Callable[[Key], None],
+    enqueue: Callable[[Key, Resource], None],
     observer: WatchObserver,
 ) -> Callable[..., Any]:
     # Kopf awaits coroutine functions in place; plain functions would run in a thread.
@@ -158,7 +158,7 @@ def _handler(
                 object=name,
             )
         for owner in update_store(store, resource, event["type"], obj):
-            enqueue(owner)
+            enqueue(owner, resource)
 
     return on_event
 

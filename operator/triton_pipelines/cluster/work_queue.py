@@ -4,8 +4,8 @@ Guarantees:
 
 - a key that is added several times before it runs, runs once;
 - a key added while it is running runs once more afterwards, and never twice at the same time;
-- at most ``workers`` keys run at a time, in turn over namespaces; one namespace leaves a quarter of
-  the workers (rounded down) to others;
+- at most ``workers`` keys run at a time, in turn over namespaces, urgent keys of each first; one
+  namespace leaves a quarter of the workers (rounded down) to others;
 - a key whose last run used much CPU time is delayed by a multiple of that time;
 - a failed key is retried after an exponential, jittered back-off that depends on the class of its
   error; a success resets it;
@@ -155,16 +155,22 @@ class WorkQueue:
 
     # --- adding ---------------------------------------------------------------------------------
 
-    def add(self, key: Key) -> None:
-        """Make a key due now. After :meth:`stop` it is accepted, but does not run."""
+    def add(self, key: Key, *, urgent: bool = False) -> None:
+        """Make a key due now. After :meth:`stop` it is accepted, but does not run.
+
+        Args:
+            key: the key.
+            urgent: whether it runs before other keys of its namespace. If it is running, it is not
+                urgent afterwards: one key that changes all the time does not stop the others.
+        """
         now = asyncio.get_running_loop().time()
         if key in self._running:
             self._dirty.setdefault(key, now)
         else:
-            self._make_due(key, now)
+            self._make_due(key, now, urgent=urgent)
             self._pump()
 
-    def _make_due(self, key: Key, since: float) -> None:
+    def _make_due(self, key: Key, since: float, *, urgent: bool = False) -> None:
         """Make a key that is not running due, or schedule it while it is delayed."""
         now = asyncio.get_running_loop().time()
         rested = self._resting.get(key, now)
@@ -172,7 +178,7 @@ class WorkQueue:
             self.add_after(key, rested - now)
         else:
             self._resting.pop(key, None)
-            self._ready.add(key, since)
+            self._ready.add(key, since, urgent=urgent)
 
     def add_after(self, key: Key, delay: float) -> None:
         """Make a key due in ``delay`` seconds, or at the time of an earlier delayed add."""

@@ -19,7 +19,7 @@ from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.observability import Presence
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.cluster.apply import apply_over
+from triton_pipelines.cluster.apply import apply_new, apply_over
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.diff import needs_apply
 from triton_pipelines.cluster.errors import (
@@ -272,16 +272,16 @@ class MonitoringObjects:
     ) -> None:
         if not needs_apply(known, item, names.MANAGER_CHILDREN):
             return
-        if known is None:
-            known = await self._unlabeled(kind.resource, item)
-        check_owner(known, item, uid)
         namespace, name = key_of(item)
         async with writer.explaining(kind.resource, name):
-            await apply_over(writer.client, item, known)
+            if known is not None or await apply_new(writer.client, item) is None:
+                known = known or await self._unlabeled(kind.resource, item)
+                check_owner(known, item, uid)
+                await apply_over(writer.client, item, known)
         await _log.ainfo("applied", kind=item["kind"], namespace=namespace, object=name)
 
     async def _unlabeled(self, resource: Resource, item: Object) -> Object | None:
-        """Return an existing object of the same name without the operator's label."""
+        """Return an existing object of the same name without the operator's label, if any."""
         try:
             return await self.client.get(resource, *key_of(item))
         except NotFound:

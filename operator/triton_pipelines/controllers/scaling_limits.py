@@ -21,6 +21,9 @@ from triton_pipelines.compile.graph.quantities import bytes_of, millis
 # Default fast window (seconds) if pods are read directly, which happens every 2 s: growth need not
 # wait as long as with scrapes of Prometheus.
 DIRECT_FAST_SECONDS: Final = 6.0
+# Seconds in which native instances start or stop at most. No process starts, and no memory is
+# allocated in advance.
+NATIVE_ACTUATION: Final = 0.2
 
 
 def scaled_steps(graph: Graph) -> list[Step]:
@@ -107,6 +110,7 @@ def limits_of(
         revision=revision,
         active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
         probe_rate=1 / health.period_seconds if is_tested else 0.0,
+        actuation=NATIVE_ACTUATION if scaled and all(step.native for step in scaled) else None,
         law=law_of(pipeline.spec.scaling, direct=direct),
     )
 

@@ -94,10 +94,11 @@ class ProbeResult:
     is_unchecked: bool = False
     """Whether the outputs are too large to be checked."""
     completed: int | None = None
-    """Inferences that the pod has completed, if the test inference got no response.
+    """Inferences that the pod has completed, if the test inference got no response or was rejected
+    because of a full queue.
 
     Whether the number grows tells a busy pod from one in which a model hangs. ``None`` with a
-    response, and without statistics.
+    result, and without statistics.
     """
 
     @property
@@ -211,8 +212,7 @@ async def _probe_inference(
             return replace(state, inference_ok=True)
         # A busy pod is not broken: a long or full queue does not mean that outputs are wrong.
         # A stream may last: its inference is complete only when it ends.
-        late = isinstance(error, DeadlineError) and not request.stream
-        completed = await _completed_inferences(client, ensemble) if late else None
+        completed = None if request.stream else await _completed_inferences(client, ensemble)
         return replace(state, error=str(error), completed=completed)
     except UnreachableError as error:
         # Neither does a broken connection; the status of the pod shows a server that exits.

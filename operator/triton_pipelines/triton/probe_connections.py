@@ -6,7 +6,9 @@ A wrong output is checked against the config as it is now: see :func:`.probe.pro
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,7 +26,13 @@ from triton_pipelines.triton.probe import (
 from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 CONNECTIONS_MAX: Final = 2000
-"""Maximum number of kept connections, 50 KiB each. Probes of further pods open their own."""
+"""Maximum number of kept connections, each with a file descriptor and 50 KiB of memory. Probes of
+further pods open their own."""
+NAMESPACE_SHARE: Final = 0.25
+"""Share of these connections that the pods of one namespace may have."""
+# The rest of the process's file descriptors is for requests to the API server, metrics pages,
+# probes that open their own connection, and files.
+_DESCRIPTOR_SHARE: Final = 0.5
 CONFIG_SECONDS: Final = 600.0
 """Seconds until a config is read again: the outputs may still be those of an earlier one."""
 # A larger config is read for each probe. Pods choose its size.
@@ -35,6 +43,8 @@ _CONFIG_BYTES_MAX: Final = 16 * 1024
 class PodEndpoint:
     """What a connection depends on; if any of it changes, another one is opened."""
 
+    namespace: str
+    """The pod's namespace."""
     address: str
     """``host:port`` of the pod's gRPC API."""
     ensemble: str
@@ -45,16 +55,28 @@ class PodEndpoint:
     """How to connect with TLS; ``None`` for plaintext."""
 
 
+def connections_max() -> int:
+    """Return the maximum number of kept connections that the process's file descriptors permit."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return min(CONNECTIONS_MAX, int(_DESCRIPTOR_SHARE * descriptors))
+
+
 @dataclass(slots=True)
 class ProbeConnections:
     """Probes pods over connections that are kept; one instance per process."""
 
-    maximum: int = CONNECTIONS_MAX
+    maximum: int = field(default_factory=connections_max)
     """Maximum number of kept connections."""
+    namespace_share: float = NAMESPACE_SHARE
+    """Share of them that one namespace may have."""
     clock: Callable[[], float] = time.monotonic
     """Returns the current time in seconds, for the age of configs."""
     _kept: dict[str, tuple[PodEndpoint, PodConnection]] = field(default_factory=dict)
     """By pod uid, while no probe uses them."""
+    _by_namespace: Counter[str] = field(default_factory=Counter)
+    """Number of kept connections, by namespace."""
     _large: set[str] = field(default_factory=set)
     """Uids of pods whose outputs exceed the limit of a kept connection."""
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -79,7 +101,7 @@ class ProbeConnections:
         end = time.monotonic() + deadline_s
         connection, unchecked = self._take(pod, endpoint), None
         was_kept = connection is not None
-        if connection is None and pod not in self._large and len(self._kept) < self.maximum:
+        if connection is None and pod not in self._large and self._has_room(endpoint.namespace):
             connection = await self._connect(endpoint)
         if connection is not None:
             result = await self._probe_over(pod, endpoint, connection, request, end)
@@ -105,7 +127,7 @@ class ProbeConnections:
             pod: the pod's uid.
         """
         self._large.discard(pod)
-        if (kept := self._kept.pop(pod, None)) is not None:
+        if (kept := self._pop(pod)) is not None:
             self._close(kept[1])
 
     def __len__(self) -> int:
@@ -113,7 +135,7 @@ class ProbeConnections:
 
     def _take(self, pod: str, endpoint: PodEndpoint) -> PodConnection | None:
         """Return the connection to a pod, unless it leads to another endpoint."""
-        kept = self._kept.pop(pod, None)
+        kept = self._pop(pod)
         if kept is None:
             return None
         former, connection = kept
@@ -149,12 +171,28 @@ class ProbeConnections:
     def _keep(self, pod: str, endpoint: PodEndpoint, connection: PodConnection) -> None:
         """Keep a connection if there is room, instead of one of a probe at the same time."""
         self.close(pod)
-        if len(self._kept) >= self.maximum:
+        if not self._has_room(endpoint.namespace):
             self._close(connection)
             return
         if connection.config is not None and connection.config.ByteSize() > _CONFIG_BYTES_MAX:
             connection.config = None
         self._kept[pod] = endpoint, connection
+        self._by_namespace[endpoint.namespace] += 1
+
+    def _has_room(self, namespace: str) -> bool:
+        """Return whether one more connection to a pod of a namespace may be kept."""
+        share = max(1.0, self.namespace_share * self.maximum)
+        return len(self._kept) < self.maximum and self._by_namespace[namespace] < share
+
+    def _pop(self, pod: str) -> tuple[PodEndpoint, PodConnection] | None:
+        """Remove and return a kept connection, if there is one."""
+        kept = self._kept.pop(pod, None)
+        if kept is not None:
+            namespace = kept[0].namespace
+            self._by_namespace[namespace] -= 1
+            if not self._by_namespace[namespace]:
+                del self._by_namespace[namespace]
+        return kept
 
     def _close(self, connection: PodConnection) -> None:
         task = asyncio.create_task(connection.client.close())

@@ -19,7 +19,7 @@ import pytest
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from triton_pipelines.api.names import LABEL_PIPELINE
-from triton_pipelines.cluster.apply import apply_over, metadata_of
+from triton_pipelines.cluster.apply import apply_new, apply_over, metadata_of
 from triton_pipelines.cluster.client import PAGE_SIZE, Client, ClientOptions, Object
 from triton_pipelines.cluster.diff import covers, needs_apply, owned_extra
 from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound, TooMany, Unavailable
@@ -34,6 +34,7 @@ from triton_pipelines.cluster.resources import (
     PODS,
     SECRETS,
     SERVICES,
+    resource_of,
 )
 from triton_pipelines.cluster.store import Store, relist
 
@@ -357,6 +358,19 @@ async def test_apply_without_force_meets_the_other_owner(client: Client) -> None
     tried = await client.apply(config_map("shared", a="3"), dry_run=True)
     assert tried["data"]["a"] == "3"
     assert (await client.get(CONFIG_MAPS, NAMESPACE, "shared"))["data"]["a"] == "2"
+
+
+async def test_a_new_object_is_applied_and_an_existing_one_is_not_changed(client: Client) -> None:
+    desired = [*other_children("new"), deployment("new")]
+    created = [await apply_new(client, copy.deepcopy(item)) for item in desired]
+    for item, made in zip(desired, created, strict=True):
+        assert made is not None
+        assert needs_apply(made, item, MANAGER) == []
+        changed = copy.deepcopy(item)
+        changed["metadata"]["labels"] = {"changed": "by a second apply"}
+        assert await apply_new(client, changed) is None
+        now = await client.get(resource_of(item), NAMESPACE, "new")
+        assert now["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
 
 async def test_of_a_secret_nothing_but_metadata_comes_back(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""A short run of random faults with a fixed seed; ``make soak`` runs longer ones.
+"""The faults that are hardest on the operator, once each; ``make soak`` injects all, at random.
 
 Two operator processes on a control plane of their own, with simulated nodes and load.
 """
@@ -18,11 +18,18 @@ from tests.support.soak.run import run
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 SEED = 14
-SECONDS = 25.0
-"""No fault begins after so long; the last recovery takes some seconds more."""
+FAULTS = (
+    "API server killed and restarted",
+    "etcd killed and restarted",
+    "leader killed (SIGKILL)",
+)
+SECONDS = 300.0
+"""No fault begins after so long."""
+CONVERGED_SECONDS = 180.0
+"""On a busy machine; ``make soak`` checks the goal of 60 s."""
 
 
 @pytest.fixture
@@ -35,8 +42,18 @@ def plane() -> Iterator[ControlPlane]:
 def test_every_invariant_holds_after_every_fault(
     plane: ControlPlane, tmp_path: Path, record_property: pytest.FixtureRequest
 ) -> None:
-    report = asyncio.run(run(SEED, SECONDS, plane, tmp_path))
+    report = asyncio.run(
+        run(
+            SEED,
+            SECONDS,
+            plane,
+            tmp_path,
+            only=FAULTS,
+            faults=len(FAULTS),
+            converged_seconds=CONVERGED_SECONDS,
+        )
+    )
     record_property("figures", f"{report.injected} faults in {report.seconds:.0f} s")
     assert report.violations == []
-    assert report.injected
-    assert sum(row.requests for row in report.rows.values()) > 0
+    assert set(report.rows) == set(FAULTS)
+    assert all(row.requests for row in report.rows.values())

@@ -7,10 +7,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,12 @@ import yaml
 from packaging.requirements import Requirement
 
 import triton_pipelines
-from e2e.local import binaries
+from e2e.local import binaries, native_release
 from hack import chart
 from hack.release import images
 from tests.support import release
 from tests.unit.docs import markdown
+from triton_pipelines.api.names import NATIVE_TOKENIZER_LIBRARY
 from triton_pipelines.cli.documents import check_resource
 from triton_pipelines.compile.graph import Options
 
@@ -122,6 +125,14 @@ def test_the_wheel_runs_in_a_new_environment(made: Made, tmp_path: Path) -> None
         assert done.stdout.strip() == VERSION
 
 
+def test_the_wheel_has_the_native_tokenizer_of_each_architecture(made: Made) -> None:
+    with zipfile.ZipFile(made.path("*.whl")) as wheel:
+        found = {Path(name).parent.name: name for name in wheel.namelist() if name.endswith(".so")}
+        assert set(found) == set(native_release.MACHINES)
+        for machine, name in found.items():
+            native_release.check(wheel.read(name), machine, native_release.GLIBC)
+
+
 def test_the_source_distribution_has_no_binaries(made: Made) -> None:
     with tarfile.open(made.path("triton_pipelines-*.tar.gz")) as archive:
         names = archive.getnames()
@@ -182,19 +193,33 @@ def test_the_image_archive_has_both_architectures(made: Made) -> None:
     assert set(found) == {"amd64", "arm64"}
     machines = {name: elf_machines(content, layers) for name, layers in found.items()}
     assert machines == {"amd64": {62}, "arm64": {183}}
+    for layers in found.values():
+        assert any(NATIVE_TOKENIZER_LIBRARY in name for name in file_names(content, layers))
+
+
+LIBRARY = re.compile(r"\.cpython-|/triton_pipelines/native/")
 
 
 def elf_machines(content: dict[str, bytes], layers: list[str]) -> set[int]:
-    """Return the machine numbers of the extension modules in the layers of an image."""
+    """Return the machine numbers of the libraries of the package and of extension modules."""
     found = set()
     for layer in layers:
         with tarfile.open(fileobj=io.BytesIO(content["blobs/" + layer.replace(":", "/")])) as files:
             for member in files:
-                if "site-packages" in member.name and ".cpython-" in member.name:
+                if "site-packages" in member.name and LIBRARY.search(member.name):
                     stream = files.extractfile(member) if member.isfile() else None
                     head = stream.read(20) if stream and member.name.endswith(".so") else b""
                     found |= {int.from_bytes(head[18:20], "little")} if head else set()
     return found
+
+
+def file_names(content: dict[str, bytes], layers: list[str]) -> list[str]:
+    """Return the paths of the files in the layers of an image."""
+    names: list[str] = []
+    for layer in layers:
+        with tarfile.open(fileobj=io.BytesIO(content["blobs/" + layer.replace(":", "/")])) as files:
+            names += files.getnames()
+    return names
 
 
 def test_the_boms_name_every_locked_requirement(made: Made) -> None:

@@ -20,7 +20,7 @@ import httpx
 from tests.support.faultproxy import Fault
 from tests.support.operatorprocess import LEASE
 from tests.support.operators import eventually, patch
-from tests.support.soak.pods import Health
+from tests.support.soak.pods import PAGE, Health
 from tests.support.soak.world import CONVERGED_SECONDS, NAMESPACE, Replica, World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import NotFound
@@ -62,10 +62,19 @@ def fault(name: str) -> Callable[[Injection], Injection]:
 
 
 async def edit(world: World, random: Random) -> None:
-    """Change the spec of one pipeline, so that the operator has something to do."""
+    """Change the spec of one pipeline, so that the operator has something to do.
+
+    One change in three concerns instance counts alone: they change in the running pods.
+    """
     name = random.choice(sorted(world.specs))
+    least = {"instances": {"min": random.randint(1, 3), "max": 4}}
+    if random.randrange(3) == 0:
+        await world.write_spec(name, tokenizer=least)
+        return
     await world.write_spec(
-        name, replicas=random.randint(2, 3), tokenizer={"maxLength": random.randint(16, 512)}
+        name,
+        replicas=random.randint(2, 3),
+        tokenizer={"maxLength": random.randint(16, 512), **least},
     )
 
 
@@ -327,7 +336,7 @@ async def _recreate(world: World, random: Random) -> None:
     await edit(world, random)
 
 
-@fault("pipeline created and deleted at once")
+@fault("pipeline created and immediately deleted")
 async def _short_lived(world: World, random: Random) -> None:
     name = f"short-{random.randrange(10**6)}"
     await world.write_spec(name, replicas=1)
@@ -335,7 +344,7 @@ async def _short_lived(world: World, random: Random) -> None:
     await world.delete_pipeline(name)
 
 
-@fault("child object edited by hand")
+@fault("child object edited manually")
 async def _child_edited(world: World, random: Random) -> None:
     name = random.choice(sorted(world.specs))
     resource, body = random.choice(
@@ -348,7 +357,7 @@ async def _child_edited(world: World, random: Random) -> None:
     await patch(world.admin, resource, NAMESPACE, name, body)
 
 
-@fault("child object deleted by hand")
+@fault("child object deleted manually")
 async def _child_deleted(world: World, random: Random) -> None:
     name = random.choice(sorted(world.specs))
     resource, child = random.choice(((SERVICES, name), (CONFIG_MAPS, names.live_name(name))))
@@ -401,6 +410,17 @@ async def _process_died(world: World, random: Random) -> None:
             world.repaired[pipeline] = time.monotonic()
         endpoint.pod.health = Health.GOOD
         await _answers_again(world, victim)
+
+
+@fault("metrics of all pods missing, hanging or unreadable")
+async def _metrics(world: World, random: Random) -> None:
+    pods = [endpoint.pod for endpoint in world.endpoints.values()]
+    for pod in pods:
+        pod.page = random.choice((None, b"", b"<html>not a metrics page</html>\n"))
+    await edit(world, random)
+    await asyncio.sleep(random.uniform(5, 15))
+    for pod in pods:
+        pod.page = PAGE
 
 
 async def _answers_again(world: World, pod: str) -> None:

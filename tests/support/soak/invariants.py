@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import bisect
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -53,12 +54,16 @@ def one_replica_leads(seen: Observation) -> list[str]:
 
 
 def nothing_is_written_when_settled(seen: Observation) -> list[str]:
-    """A settled operator writes nothing but its Lease."""
-    return [
-        f"{write.replica} wrote after everything had settled: {_text(write)}"
-        for write in seen.writes
-        if write.at >= seen.settled_since and not write.is_lease
-    ]
+    """A settled operator writes nothing but its Lease, and once a minute figures in a status."""
+    found, statuses = [], set[str]()
+    for write in seen.writes:
+        if write.at < seen.settled_since or write.is_lease:
+            continue
+        if write.is_status and write.target not in statuses:
+            statuses.add(write.target)
+            continue
+        found.append(f"{write.replica} wrote after everything had settled: {_text(write)}")
+    return found
 
 
 def status_matches_spec(seen: Observation) -> list[str]:
@@ -101,6 +106,40 @@ def objects_match_spec(seen: Observation) -> list[str]:
             found.append(
                 f"{name}: the revision has maxLength {_max_length(revision)}, not {length}"
             )
+    return found
+
+
+def instance_counts_match(seen: Observation) -> list[str]:
+    """Every ready pod runs the recorded number of instances, which is at least the spec's."""
+    found = []
+    for name, spec in seen.desired.items():
+        least = ((spec.get("tokenizer") or {}).get("instances") or {}).get("min", 1)
+        live = _child(seen, "ConfigMap", names.live_name(name))
+        text = (live or {}).get("data", {}).get(names.KEY_COUNTS, "{}")
+        recorded = json.loads(text).get("tokenizer", 1)
+        if recorded < least:
+            found.append(
+                f"{name}: {recorded} instances are recorded, the spec's minimum is {least}"
+            )
+        found += [
+            f"{name}: {pod.name} runs {pod.instances} instances, {recorded} are recorded"
+            for pod in (seen.samples[-1].pods if seen.samples else ())
+            if pod.pipeline == name and pod.ready and pod.instances != recorded
+        ]
+    return found
+
+
+def scaling_has_metrics(seen: Observation) -> list[str]:
+    """Scaling reads the metrics of every pipeline and finds it idle: its pods have no traffic."""
+    found = []
+    for item in seen.pipelines:
+        name, status = item["metadata"]["name"], item.get("status") or {}
+        available = _condition(status, "MetricsAvailable")
+        verdict = (status.get("scaling") or {}).get("bottleneck")
+        if available.get("status") != "True":
+            found.append(f"{name}: MetricsAvailable is {available.get('status')}")
+        elif verdict != "Idle":
+            found.append(f"{name}: scaling reports {verdict}, not Idle")
     return found
 
 
@@ -222,6 +261,8 @@ CONVERGENCE: tuple[Invariant, ...] = (
     one_replica_leads,
     status_matches_spec,
     objects_match_spec,
+    instance_counts_match,
+    scaling_has_metrics,
     every_object_has_an_owner,
     nothing_of_deleted_pipelines_is_left,
     objects_exist_once,

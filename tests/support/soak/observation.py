@@ -39,6 +39,11 @@ class Write:
         return LEASES_PATH in self.target
 
     @property
+    def is_status(self) -> bool:
+        """Whether it changes only the status of a pipeline."""
+        return self.target.partition("?")[0].endswith("/status")
+
+    @property
     def is_event(self) -> bool:
         """Whether it only reports an event."""
         return EVENTS_PATH in self.target
@@ -63,6 +68,8 @@ class PodState:
     """Whether it is ready and not being deleted."""
     faulty: bool = False
     """Whether a fault of the run affects it at this moment."""
+    instances: int = 1
+    """Instances of the tokenizer that it runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 
@@ -15,7 +15,7 @@ from tests.support.controlplane import ControlPlane
 from tests.support.soak.faults import KINDS, Kind
 from tests.support.soak.invariants import processes_are_those_started, violations
 from tests.support.soak.observation import Observation
-from tests.support.soak.world import QUIET_SECONDS, World
+from tests.support.soak.world import CONVERGED_SECONDS, QUIET_SECONDS, World
 
 START_SECONDS = 180.0
 """Bound on the start of two operators and three pipelines, on a busy machine."""
@@ -92,6 +92,8 @@ async def run(
     folder: Path,
     *,
     only: Collection[str] = (),
+    faults: int | None = None,
+    converged_seconds: float = CONVERGED_SECONDS,
     say: Callable[[str], None] = print,
 ) -> Report:
     """Inject faults until the time is over or an invariant does not hold.
@@ -102,6 +104,8 @@ async def run(
         plane: a running control plane with controllers; nothing else uses it.
         folder: empty folder for logs.
         only: names of faults to inject, and no others; none: all.
+        faults: number of faults to inject at most.
+        converged_seconds: longest time after the end of a fault until everything is as desired.
         say: prints a line of progress.
     """
     report, begin = Report(seed), time.monotonic()
@@ -110,18 +114,27 @@ async def run(
         report.violations += left
         say(f"{time.monotonic() - begin:6.1f} s  ready after {took:.1f} s")
         end = time.monotonic() + seconds
-        for number, (kind, random) in enumerate(schedule(seed, only)):
+        for number, (kind, random) in enumerate(islice(schedule(seed, only), faults)):
             if report.violations or time.monotonic() > end:
                 break
-            took, report.violations = await _one(world, kind, random, report, say)
+            took, report.violations = await _one(
+                world, kind, random, report, say, converged_seconds
+            )
             say(f"{time.monotonic() - begin:6.1f} s  {number:4d}  {kind.name}: {took:.1f} s")
+        if not report.violations:
+            report.violations += await _remove_pipelines(world, say)
     report.violations += await _left_over(world)
     report.seconds = time.monotonic() - begin
     return report
 
 
 async def _one(
-    world: World, kind: Kind, random: Random, report: Report, say: Callable[[str], None]
+    world: World,
+    kind: Kind,
+    random: Random,
+    report: Report,
+    say: Callable[[str], None],
+    converged_seconds: float,
 ) -> tuple[float, list[str]]:
     """Inject one fault, wait, and check; return the recovery time and the violations."""
     row, sent = report.rows[kind.name], len(world.requests)
@@ -130,7 +143,7 @@ async def _one(
         await kind.inject(world, random)
     except Exception as error:
         return 0.0, [f"the fault could not be injected: {type(error).__name__}: {error}"]
-    took, found = await world.converge(say)
+    took, found = await world.converge(say, converged_seconds)
     if not found:
         since = time.monotonic()
         await asyncio.sleep(QUIET_SECONDS)
@@ -141,6 +154,15 @@ async def _one(
     row.lost += sum(bool(request.error) and not request.excused for request in own)
     row.excused += sum(bool(request.error) and request.excused for request in own)
     return took, found
+
+
+async def _remove_pipelines(world: World, say: Callable[[str], None]) -> list[str]:
+    """Delete all pipelines; return what does not hold afterwards, such as objects that are left."""
+    for name in tuple(world.specs):
+        await world.delete_pipeline(name)
+    took, left = await world.converge(say)
+    say(f"          all pipelines deleted: {took:.1f} s")
+    return left
 
 
 async def _left_over(world: World) -> list[str]:

@@ -42,7 +42,7 @@ from tests.support.soak.observation import (
     Write,
     writes_of,
 )
-from tests.support.soak.pods import MODEL, Addresses, Answers, Health, SimulatedPod
+from tests.support.soak.pods import MODEL, TOKENIZER, Addresses, Answers, Health, SimulatedPod
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
@@ -63,8 +63,11 @@ NAMESPACE = "soak"
 PIPELINES = ("ask", "rank", "tag")
 CONVERGED_SECONDS = 60.0
 """Goal: everything is as desired so long after the end of a fault."""
-QUIET_SECONDS = 1.5
-"""After so long without a write the operator counts as settled, and has to stay so for as long."""
+QUIET_SECONDS = 3.0
+"""After so long without a write the operator counts as settled, and has to stay so for as long.
+
+That is longer than the interval at which it reads metrics.
+"""
 _KUBELET_SECONDS = 0.3
 _POLL_SECONDS = 0.7
 _SILENT_SECONDS = 10.0
@@ -72,6 +75,12 @@ _REQUEST_SECONDS = 0.2
 _ANSWER_SECONDS = 3.0
 _DRAIN_SECONDS = 3.0
 """How long the endpoint of a deleted pod still answers, as one that drains."""
+_SCALING = {
+    "staleAfterSeconds": 10,
+    "windows": {"fastSeconds": 4, "slowSeconds": 10},
+    # Counts rise with the spec's minimum and never fall: nothing is due while the run settles.
+    "scaleDown": {"stabilizationSeconds": 86_400},
+}
 _TEXT = np.array([[b"a text"]], dtype=object)
 _SETTINGS = {
     "RELIST_SECONDS": "10",
@@ -190,7 +199,7 @@ class World:
             namespace=NAMESPACE,
             ensemble={"modelName": MODEL},
             health={"periodSeconds": 5},
-            scaling={"mode": "Disabled"},
+            scaling=_SCALING,
             **spec,
         )
         document["metadata"].pop("uid")
@@ -281,11 +290,16 @@ class World:
                 pod["metadata"]["labels"][names.LABEL_PIPELINE],
                 is_ready(pod) and not pod["metadata"].get("deletionTimestamp"),
                 name in self.faulty,
+                self._instances(name),
             )
             for name, pod in present.items()
         )
         self.samples.append(PodSample(time.monotonic(), states))
         return _KUBELET_SECONDS
+
+    def _instances(self, pod: str) -> int:
+        endpoint = self.endpoints.get(pod)
+        return 1 if endpoint is None else endpoint.pod.counts.get(TOKENIZER, 1)
 
     async def _report(self, pod: Object) -> None:
         """Write the status of a pod whose readiness has changed."""
@@ -308,9 +322,11 @@ class World:
 
     def _drain(self, endpoint: Endpoint) -> None:
         async def drain() -> None:
-            await asyncio.sleep(_DRAIN_SECONDS)
-            await endpoint.client.close()
-            await endpoint.pod.stop()
+            try:
+                await asyncio.sleep(_DRAIN_SECONDS)
+            finally:  # also at the end of the run
+                await endpoint.client.close()
+                await endpoint.pod.stop()
 
         self._drains.add(task := asyncio.create_task(drain()))
         task.add_done_callback(self._drains.discard)

@@ -21,7 +21,7 @@ from triton_pipelines.cluster.leader_election import (
     next_action,
 )
 from triton_pipelines.cluster.lease_timing import LeaseTiming
-from triton_pipelines.cluster.resources import CONFIG_MAPS
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES
 
 
 def record(holder: str = "", duration: float = 15.0) -> LeaseRecord:
@@ -100,12 +100,12 @@ async def test_the_operators_client_asks_the_elector() -> None:
         operator._elector = LeaderElector(client, "n", "operator", "a")
         with pytest.raises(NotLeading):
             await client.create(TARGET)
-        operator._enqueue(("n", "a"))
+        operator._enqueue(("n", "a"), INFERENCE_PIPELINES)
         assert operator.queue.depth == 0, "a standby would collect every pipeline"
         operator._elector._valid_until = float("inf")
         with pytest.raises(Unavailable):
             await client.create(TARGET)
-        operator._enqueue(("n", "a"))
+        operator._enqueue(("n", "a"), INFERENCE_PIPELINES)
         assert operator.queue.depth == 1
 
 

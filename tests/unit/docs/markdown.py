@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,3 +92,12 @@ def links(page: Path) -> list[str]:
     return re.findall(r"\]\(\s*<?([^)>\s]+)>?[^)]*\)", text) + re.findall(
         r"^\[[^]]+\]:\s*(\S+)", text, re.MULTILINE
     )
+
+
+def functions(source: str) -> set[str]:
+    """Names of the functions that a Python module defines."""
+    return {
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
@@ -32,18 +31,9 @@ def faults(text: str) -> list[str]:
             path = (PAGE.parent / file).resolve()
             if not path.is_file():
                 found.append(f"{claim}: {file} does not exist")
-            elif name not in defined(path.read_text(encoding="utf-8")):
+            elif name not in markdown.functions(path.read_text(encoding="utf-8")):
                 found.append(f"{claim}: {file} has no {name}")
     return found
-
-
-def defined(source: str) -> set[str]:
-    """Names of the functions of a module."""
-    return {
-        node.name
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
 
 
 def test_every_claim_names_tests_that_exist() -> None:

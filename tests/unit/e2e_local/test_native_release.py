@@ -26,6 +26,7 @@ def test_libraries_for_old_servers_pass() -> None:
         (elf(62), "built for x86_64, not for aarch64"),
         (elf(40), "built for ELF machine 40, not for aarch64"),
         (elf(183, b"GLIBC_2.17", b"GLIBC_2.34"), "needs glibc 2.34, newer than 2.28"),
+        (elf(183, b"GLIBC_2.17", b"GLIBCXX_3.4.30"), "needs the C"),
     ],
 )
 def test_other_files_are_refused(content: bytes, message: str) -> None:

@@ -45,6 +45,13 @@ def test_the_sample_grows_to_its_maximum(implementation: str) -> None:
     assert (reached.count, reached.kind) == (8, CapKind.MAXIMUM)
 
 
+def test_the_first_growth_of_native_instances_needs_no_measured_duration() -> None:
+    python, native = (limits(one).actuation for one in ("Python", "Native"))
+    assert python is None
+    assert native is not None
+    assert native < 1
+
+
 def test_only_processes_need_shared_memory() -> None:
     small = {"sharedMemory": "256Mi"}
     assert cap(limits("Python", **small)).kind is CapKind.SHARED_MEMORY

@@ -1,4 +1,7 @@
-"""Objects that nothing orders are applied at the same time, all others in their order."""
+"""Objects that nothing orders are applied at the same time, all others in their order.
+
+New objects are not read first.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import pytest
 from tests.support.builders import options
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import Invalid, NotFound
+from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound
 from triton_pipelines.cluster.impersonation import Writer
-from triton_pipelines.cluster.resources import Resource
+from triton_pipelines.cluster.resources import CONFIG_MAPS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.controllers.pipeline.child_writer import ChildWriter
+from triton_pipelines.controllers.pipeline.owner_references import NameTaken
 
 VERSIONS = {"Deployment": "apps/v1", "NetworkPolicy": "networking.k8s.io/v1"}
 
@@ -78,3 +82,61 @@ async def test_a_rejected_object_stops_those_after_it_and_none_beside_it() -> No
     with pytest.raises(Invalid):
         await apply(client)
     assert set(client.applied) == {"first", "second", "headless", "policy"}
+
+
+class StoringClient:
+    """A fake API server with one object that the caches do not know."""
+
+    def __init__(self, existing: Object | None) -> None:
+        self.existing = existing
+        self.requests: list[str] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        self.requests.append("get")
+        assert self.existing is not None
+        return self.existing
+
+    async def apply(self, obj: Object, *, dry_run: bool = False, **_: Any) -> Object:
+        self.requests.append("dry run" if dry_run else "apply")
+        if dry_run and self.existing is not None:
+            return self.existing
+        if self.existing is not None and "resourceVersion" in obj["metadata"]:
+            raise Conflict(409, "Conflict", obj["metadata"]["name"])
+        self.existing = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "8"}}
+        return self.existing
+
+
+def existing(kind: str, uid: str) -> Object:
+    item = child(kind, "a")
+    item["metadata"] |= {"resourceVersion": "7", "ownerReferences": [{"uid": uid}]}
+    return item
+
+
+async def apply_one(client: StoringClient, kind: str) -> Store:
+    real, store = cast(Client, client), Store()
+    await ChildWriter(real, Writer.of(real, "n", ""), store, "n").apply(child(kind, "a"), "ours")
+    return store
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
+async def test_a_new_object_takes_one_request(kind: str) -> None:
+    client = StoringClient(None)
+    await apply_one(client, kind)
+    assert client.requests == ["apply"]
+
+
+@pytest.mark.parametrize(("kind", "read"), [("ConfigMap", "get"), ("Secret", "dry run")])
+async def test_an_object_of_another_owner_is_not_changed(kind: str, read: str) -> None:
+    found = existing(kind, "theirs")
+    client = StoringClient(found)
+    with pytest.raises(NameTaken):
+        await apply_one(client, kind)
+    assert client.requests == ["apply", read]
+    assert client.existing is found
+
+
+async def test_an_own_object_that_the_caches_do_not_know_is_applied_over() -> None:
+    client = StoringClient(existing("ConfigMap", "ours"))
+    store = await apply_one(client, "ConfigMap")
+    assert client.requests == ["apply", "get", "apply"]
+    assert store.get(CONFIG_MAPS, "n", "a") is client.existing

@@ -7,14 +7,17 @@ import contextlib
 import datetime as dt
 import itertools
 import json
+import re
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.support.builders import merge
 from tests.support.reconcilers import KEY, reconciler_of, stored
 from tests.support.worlds import START
+from tests.unit.docs.markdown import ROOT
 from tests.unit.reconcile.test_pod_probes import TakingClient
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
@@ -28,9 +31,11 @@ from triton_pipelines.controllers.pipeline import (
     reconciler,
 )
 from triton_pipelines.controllers.pipeline.pod_probes import ProbesPending, ProbeTarget
+from triton_pipelines.controllers.pipeline.probe_record import HUNG_PROBES, HUNG_PROBES_ALONE
 from triton_pipelines.controllers.pipeline.settled import SETTLED_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import PipelineState
+from triton_pipelines.triton.probe import DEADLINE_S
 
 
 class KeepingClient(TakingClient):
@@ -39,6 +44,11 @@ class KeepingClient(TakingClient):
     def __init__(self, document: Object) -> None:
         super().__init__(document)
         self.versions = itertools.count(100)
+        self.deleted = 0
+
+    async def delete(self, *_: object, **__: object) -> bool:  # type: ignore[override]
+        self.deleted += 1
+        return True
 
     async def apply(self, obj: Object, **options: Any) -> Object:
         applied = await super().apply(obj, **options)
@@ -56,12 +66,13 @@ class KeepingClient(TakingClient):
 class Place:
     """A pipeline with a ready pod, a clock, and what was counted."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> None:
         self.store, self.plans, self.probes = Store(), 0, 0
         self.elapsed, self.fault, self.error = 0.0, "", ""
         self.hang: asyncio.Event | None = None
+        self.is_late = False
         self.enqueued: list[Key] = []
-        document = stored()
+        document = merge(stored(), {"spec": spec})
         self.client = KeepingClient(document)
         self.store.put(INFERENCE_PIPELINES, document)
         self.reconciler = reconciler_of(
@@ -83,9 +94,18 @@ class Place:
         self.probes += 1
         if self.hang is not None:
             await self.hang.wait()
+        if self.is_late:
+            self.elapsed += DEADLINE_S
+            return Probe(now, ensemble_ready=True, error="deadline exceeded", completed=7)
         if self.error:
             return Probe(now, ensemble_ready=False, error=self.error)
         return Probe(now, ensemble_ready=True, inference_error=self.fault)
+
+    @property
+    def probe_record(self) -> Probe:
+        """Return the last probe of the pod."""
+        (probe,) = self.reconciler._probes.of(KEY).values()
+        return probe
 
     async def reconcile(self, seconds: float = 0.0) -> Result:
         self.elapsed += seconds
@@ -243,6 +263,31 @@ async def test_a_pod_that_hangs_is_probed_ever_more_seldom(
             times.append(place.elapsed)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert gaps == [5.0, 10.0, 20.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("period", "seconds", "seconds_alone"), [(5, 75, 150), (30, 170, 370), (60, 300, 650)]
+)
+async def test_a_hung_model_is_detected_after_the_documented_time(
+    monkeypatch: pytest.MonkeyPatch, period: int, seconds: int, seconds_alone: int
+) -> None:
+    monkeypatch.setattr(pod_probes, "SLOT_SECONDS", 0.0)
+    place = Place(monkeypatch, health={"periodSeconds": period})
+    await place.settle()
+    answered, place.is_late = place.elapsed, True
+    while place.probe_record.at < START + dt.timedelta(seconds=answered):
+        await place.reconcile(1.0)
+    taken = {place.probe_record.consecutive_hung: place.elapsed - answered}
+    while place.probe_record.consecutive_hung < HUNG_PROBES_ALONE:
+        assert not place.client.deleted
+        await place.reconcile(1.0)
+        taken.setdefault(place.probe_record.consecutive_hung, place.elapsed - answered)
+    assert place.client.deleted
+    # The settled pipeline was probed less than a period before.
+    assert seconds - period <= taken[HUNG_PROBES] <= seconds
+    assert seconds_alone - period <= taken[HUNG_PROBES_ALONE] <= seconds_alone
+    page = (ROOT / "docs" / "user" / "pod-repair.md").read_text(encoding="utf-8")
+    assert re.search(rf"\| {period}( \(default\))? \| {seconds} s \| {seconds_alone} s \|", page)
 
 
 def test_rollouts_are_counted_without_reading_every_deployment(

@@ -166,16 +166,18 @@ def test_pods_that_start_side_by_side_while_the_source_changes_end_with_one_cont
 # --- dead processes -------------------------------------------------------------------------------
 
 
-def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
+def looks(*said: str, seconds: float = 0.0, ago: float = 0.0) -> Probe:
     """Return the probe result of a pod after several probes.
 
     Args:
         *said: Outcome of each probe: ``dead``, ``good``, ``late``, ``wrong``, ``full`` (shared
-            memory), ``hung`` (late, and no inference completed since the last probe) or ``busy``
-            (late, but some completed).
-        seconds: Seconds between two probes.
+            memory), ``hung`` (late, and no inference completed since the last probe), ``busy``
+            (late, but some completed), ``unknown`` (late before the state was read) or ``unready``
+            (the pod takes no traffic).
+        seconds: Seconds between two probes; by default 15 with a hung one, which takes ten, else 5.
         ago: Seconds since the last probe.
     """
+    seconds = seconds or (15.0 if {"hung", "busy"} & set(said) else 5.0)
     known: Probe | None = None
     for index, what in enumerate(said):
         at = START - dt.timedelta(seconds=ago + seconds * (len(said) - 1 - index))
@@ -185,6 +187,8 @@ def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
             "full": Probe(at, True, inference_error=FULL, shared_memory_full=True),
             "hung": Probe(at, True, error="no response before the deadline", completed=7),
             "busy": Probe(at, True, error="no response before the deadline", completed=100 + index),
+            "unknown": Probe(at, False, error="no response before the deadline"),
+            "unready": Probe(at, True),
             "wrong": Probe(at, True, inference_error="output LABEL is missing"),
             "dead": Probe(at, True, inference_error=GONE, dead=(at,)),
         }[what]
@@ -407,8 +411,13 @@ def test_a_pod_that_does_not_start_again_because_its_shared_memory_is_full_is_re
         (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["busy", "hung"], False, False),
         (["good"] + ["hung"] * HUNG_PROBES_ALONE + ["good"], False, False),
         # Without statistics nothing tells a hung pod from a busy one.
-        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["late", "hung"], False, False),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["late"], False, False),
         (["late"] * 3 * HUNG_PROBES_ALONE, False, False),
+        # The count since shows that it completed nothing meanwhile either.
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["late", "hung"], False, True),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["unknown", "hung"], False, True),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["unready", "hung"], False, True),
+        (["good"] + ["hung"] * (HUNG_PROBES - 1) + ["late", "busy", "hung"], False, False),
     ],
 )
 def test_a_pod_that_completes_no_inference_is_replaced_sooner_where_another_serves(
@@ -417,6 +426,23 @@ def test_a_pod_that_completes_no_inference_is_replaced_sooner_where_another_serv
     broken = looks(*said)
     assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
     assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (["a"] if beside else [])
+
+
+def test_probes_that_a_full_queue_rejects_at_once_count_every_ten_seconds() -> None:
+    said = ["good"] + ["hung"] * 9  # every five seconds: five of them count
+    for number, is_hung in ((9, False), (10, True)):
+        broken = looks(*said[:number], seconds=5)
+        assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (
+            ["a"] if is_hung else []
+        )
+
+
+def test_a_restart_of_the_container_forgets_what_was_counted_before() -> None:
+    hung = looks("good", *["hung"] * HUNG_PROBES)
+    later = START + dt.timedelta(seconds=15)
+    again = Probe(later, True, error="no response", completed=7, server_restarts=1)
+    found = again.merged_with(hung)
+    assert (found.consecutive_hung, found.has_answered) == (1, False)
 
 
 def test_a_hung_pod_is_named_and_its_repair_says_why() -> None:

@@ -413,6 +413,31 @@ async def test_a_namespace_with_slow_keys_leaves_workers_to_others() -> None:
 
 
 @pytest.mark.looptime(start=0)
+async def test_an_urgent_key_runs_before_others_of_its_namespace_only() -> None:
+    recorder = Recorder()
+    queue = recorder.queue(workers=1)
+    for name in ("first", "a", "b", "changed", "c"):
+        queue.add(("busy", name))
+    queue.add(("other", "x"))
+    queue.add(("busy", "changed"), urgent=True)
+    queue.add(("busy", "new"), urgent=True)
+    await run_for(queue, 100)
+    order = [f"{namespace} {name}" for (namespace, name), _, _ in recorder.spans]
+    assert order == ["busy changed", "other x", *(f"busy {n}" for n in ("new", "first", *"abc"))]
+
+
+@pytest.mark.looptime(start=0)
+async def test_a_key_that_changes_while_it_runs_is_not_urgent_afterwards() -> None:
+    recorder = Recorder()
+    queue = recorder.queue(workers=1)
+    queue.add(A, urgent=True)
+    queue.add(B)
+    asyncio.get_running_loop().call_at(0.5, lambda: queue.add(A, urgent=True))
+    await run_for(queue, 10)
+    assert [key for key, _, _ in recorder.spans] == [A, B, A]
+
+
+@pytest.mark.looptime(start=0)
 async def test_an_expensive_key_rests_and_delays_no_other() -> None:
     recorder = Recorder()
     recorder.results[A] = [Result(cpu_seconds=2.0, requeue_after=0.0), Result(cpu_seconds=0.01)]

@@ -126,6 +126,9 @@ def test_nothing_inside_the_cooldown_and_nothing_while_pods_differ() -> None:
     assert decided(sample(LOADED, now=NOW - 1), state=quick).steps[0].count > 2
     assert decided(sample(LOADED, now=NOW - 2.5), state=quick).steps[0].count == 2
     assert decided(sample(LOADED), state=replace(quick, actuation=4.0)).steps[0].count == 2
+    fresh, known = replace(quick, actuation=None), replace(limits(), actuation=1.0)
+    assert decided(sample(LOADED), state=fresh).steps[0].count == 2
+    assert decided(sample(LOADED), state=fresh, bounds=known).steps[0].count > 2
     slow = replace(remembered(2, last_up=NOW - 11), actuation=20.0)
     assert decided(sample(LOADED), state=slow).steps[0].count == 2
     moving = remembered(3, last_up=NOW - 30, last_change=NOW - 30)

@@ -22,6 +22,7 @@ from triton_pipelines.api import names
 REVISION, NAME = "0123456789", "ask"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/soak/deployments/{NAME}?force=true"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/soak/leases/operator"
+STATUS = f"/apis/tritonpipelines.io/v1alpha1/namespaces/soak/inferencepipelines/{NAME}/status"
 POD = "/api/v1/namespaces/soak/pods"
 CONFIG = 'parameters {\n  key: "tritonpipe.max_length"\n  value { string_value: "64" }\n}\n'
 
@@ -49,17 +50,22 @@ def deployment() -> dict[str, Any]:
 
 def pipeline() -> dict[str, Any]:
     ready = {"type": "Ready", "status": "True", "reason": "Serving"}
+    metrics = {"type": "MetricsAvailable", "status": "True", "reason": "Succeeded"}
     status = {
         "observedGeneration": 3,
         "revision": REVISION,
         "servingRevision": REVISION,
-        "conditions": [ready],
+        "conditions": [ready, metrics],
+        "scaling": {"bottleneck": "Idle"},
     }
     return {"metadata": {"name": NAME, "uid": "uid-ask", "generation": 3}, "status": status}
 
 
-def pods(at: float, *ready: str, faulty: str = "") -> PodSample:
-    states = (PodState(pod, NAME, ready=pod in ready, faulty=pod == faulty) for pod in ("a", "b"))
+def pods(at: float, *ready: str, faulty: str = "", instances: int = 3) -> PodSample:
+    states = (
+        PodState(pod, NAME, ready=pod in ready, faulty=pod == faulty, instances=instances)
+        for pod in ("a", "b")
+    )
     return PodSample(at, tuple(states))
 
 
@@ -72,6 +78,7 @@ GOOD = Observation(
         deployment(),
         child("Service"),
         revision(),
+        child("ConfigMap", names.live_name(NAME), data={names.KEY_COUNTS: '{"tokenizer": 3}'}),
         child("ReplicaSet", owner="uid-Deployment-ask"),
         child("Pod", owner="uid-ReplicaSet-ask"),
     ],
@@ -135,6 +142,7 @@ VIOLATED = {
     invariants.nothing_is_written_when_settled: [
         written(write("two", 20.5)),
         written(write("two", 20.5, "/apis/events.k8s.io/v1/namespaces/soak/events", "POST")),
+        written(write("two", 20.5, STATUS), write("two", 22.5, STATUS)),
     ],
     invariants.status_matches_spec: [
         stored(observedGeneration=2),
@@ -150,6 +158,16 @@ VIOLATED = {
         replace(GOOD, desired={NAME: {"replicas": 2, "tokenizer": {"maxLength": 65}}}),
         replace(GOOD, pipelines=[]),
         replace(GOOD, desired={}),
+    ],
+    invariants.instance_counts_match: [
+        replace(GOOD, samples=[pods(8.0, "a", "b", instances=2)]),
+        replace(GOOD, desired={NAME: {"replicas": 2, "tokenizer": {"instances": {"min": 4}}}}),
+        having(without="ConfigMap"),
+    ],
+    invariants.scaling_has_metrics: [
+        stored(conditions=[]),
+        stored(scaling={"bottleneck": "Unknown"}),
+        stored(scaling=None),
     ],
     invariants.every_object_has_an_owner: [
         having(child("Secret", owner="uid-earlier")),
@@ -199,6 +217,10 @@ def test_a_violation_names_its_invariant() -> None:
     seen = replace(GOOD, leaders=[])
     assert invariants.violations(seen) == ["one_replica_leads: replicas that lead: []"]
     assert invariants.violations(seen, invariants.no_request_is_lost) == []
+
+
+def test_figures_may_be_written_once() -> None:
+    assert invariants.nothing_is_written_when_settled(written(write("two", 20.5, STATUS))) == []
 
 
 def test_what_the_run_itself_broke_is_excused() -> None:

@@ -303,8 +303,8 @@ async def test_a_pod_that_is_busy_is_not_broken(
     ("said", "completed"),
     [
         (("DEADLINE_EXCEEDED", "Deadline Exceeded"), 7),
-        # Neither a full queue nor a rejection leaves a doubt that only the statistics remove.
-        (("UNAVAILABLE", "Exceeds maximum queue size"), None),
+        # The queue before a model that hangs is full as well.
+        (("UNAVAILABLE", "Exceeds maximum queue size"), 7),
         (("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy."), None),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from triton_pipelines.triton.output_faults import ProbeRequest
 from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES
 from triton_pipelines.triton.probe_connections import (
     CONFIG_SECONDS,
+    CONNECTIONS_MAX,
     PodEndpoint,
     ProbeConnections,
 )
@@ -93,8 +95,8 @@ async def listening(
         await server.stop(None)
 
 
-def endpoint(port: int, tls: TlsIdentity | None = None) -> PodEndpoint:
-    return PodEndpoint(f"127.0.0.1:{port}", "m", "key", tls)
+def endpoint(port: int, tls: TlsIdentity | None = None, namespace: str = "nlp") -> PodEndpoint:
+    return PodEndpoint(namespace, f"127.0.0.1:{port}", "m", "key", tls)
 
 
 @pytest.fixture
@@ -259,7 +261,7 @@ async def test_connections_in_use_count_when_they_are_to_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closings = counted_closings(monkeypatch)
-    connections, pod = ProbeConnections(maximum=2), FakePod()
+    connections, pod = ProbeConnections(maximum=2, namespace_share=1.0), FakePod()
     async with listening(pod) as port:
         probes = (connections.probe(uid, endpoint(port), REQUEST) for uid in "abcd")
         assert all(found.healthy for found in await asyncio.gather(*probes))
@@ -282,13 +284,36 @@ async def test_of_concurrent_probes_of_a_pod_one_connection_is_kept(
 
 
 async def test_no_more_connections_are_kept_than_allowed() -> None:
-    connections, pod = ProbeConnections(maximum=2), FakePod()
+    connections, pod = ProbeConnections(maximum=2, namespace_share=1.0), FakePod()
     async with listening(pod) as port:
         for _ in range(2):
             for uid in ("a", "b", "c"):
                 assert (await connections.probe(uid, endpoint(port), REQUEST)).healthy
         assert len(connections) == 2
     assert len(pod.peers) == 4
+
+
+async def test_the_pods_of_one_namespace_do_not_take_all_kept_connections() -> None:
+    connections, pod = ProbeConnections(maximum=8), FakePod()
+    async with listening(pod) as port:
+        for uid in "abcde":
+            ours = endpoint(port, namespace="greedy")
+            assert (await connections.probe(uid, ours, REQUEST)).healthy
+        assert len(connections) == 2
+        assert (await connections.probe("f", endpoint(port, namespace="other"), REQUEST)).healthy
+        assert len(connections) == 3
+        connections.close("a")
+        assert (await connections.probe("c", endpoint(port, namespace="greedy"), REQUEST)).healthy
+        assert len(connections) == 3
+
+
+def test_kept_connections_leave_half_of_the_file_descriptors_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {1024: 512, 1_048_576: CONNECTIONS_MAX, resource.RLIM_INFINITY: CONNECTIONS_MAX}
+    for soft, expected in limits.items():
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert ProbeConnections().maximum == expected
 
 
 async def test_a_large_config_is_not_kept(

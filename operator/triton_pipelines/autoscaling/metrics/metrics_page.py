@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .samples import ModelCounters, Scrape
 
-# Metric → field of ModelCounters. Triton's counters have no "_total" suffix.
+# Metric → field of ModelCounters. Triton's own counters have no "_total" suffix.
 FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_request_success": "success",
     "nv_inference_request_failure": "failure",
@@ -25,6 +25,9 @@ FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_compute_infer_duration_us": "compute_infer_us",
     "nv_inference_compute_output_duration_us": "compute_output_us",
     "nv_inference_pending_request_count": "pending",
+    # Counters of the native tokenizer.
+    "tritonpipe_step_busy_us": "busy_us",
+    "tritonpipe_step_cpu_us": "cpu_us",
 }
 GPU_UTILIZATION: Final = "nv_gpu_utilization"
 LINES_MAX: Final = 20_000

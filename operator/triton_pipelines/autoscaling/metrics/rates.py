@@ -1,10 +1,10 @@
 """Rates over a window from raw samples of Triton's counters. Pure.
 
 Triton adds a batch's compute time once for each of its requests (infer_stats), so the busy time is
-divided by the mean batch size. All counters move when a request completes; only the pending gauge
-is live. Differences are taken between samples with the times of their own scrapes and never across
-a counter reset. A window that the history does not cover is marked as uncovered: its rates may
-raise a count but never lower one.
+divided by the mean batch size, unless the step reports its busy time itself. All counters move when
+a request completes; only the pending gauge is live. Differences are taken between samples with the
+times of their own scrapes and never across a counter reset. A window that the history does not
+cover is marked as uncovered: its rates may raise a count but never lower one.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Rates:
     """Seconds of queueing per second."""
     failures: float = 0.0
     """Failures per second."""
+    cpu: float = 0.0
+    """CPU seconds per second; 0 where a step or pod does not report them."""
     covered: bool = True
     """Whether the history covers the window, without a counter reset in it."""
 
@@ -60,6 +62,11 @@ class Rates:
     def service(self) -> float | None:
         """Return the busy seconds of one instance per request; ``None`` without completions."""
         return self.busy / self.throughput if self.throughput > 0 else None
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return the share of busy time that instances had a core; ``None``: not reported."""
+        return min(1.0, self.cpu / self.busy) if self.cpu > 0 and self.busy > 0 else None
 
     @property
     def batch(self) -> float | None:
@@ -216,6 +223,9 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
         computed=sum(part.computed for part in known),
         queued=sum(part.queued for part in known),
         failures=sum(part.failures for part in known),
+        cpu=sum(part.cpu for part in known)
+        if all(part.cpu for part in known if part.busy)
+        else 0.0,
         covered=len(known) == len(listed) and all(part.covered for part in known),
     )
 
@@ -305,7 +315,9 @@ def _executed(a: ModelCounters, b: ModelCounters) -> tuple[float, float, float]:
 
 
 def _busy(a: ModelCounters, b: ModelCounters) -> float:
-    """Return the busy seconds between two samples, corrected by the mean batch size."""
+    """Return the busy seconds between two samples, as reported or by the mean batch size."""
+    if b.busy_us > a.busy_us:
+        return (b.busy_us - a.busy_us) * 1e-6
     spent, computed, executions = _executed(a, b)
     # There are fewer requests than executions only if requests failed.
     return spent / (max(1.0, computed / executions) if executions > 0 else 1.0)
@@ -321,6 +333,8 @@ def _possible(busy: float, first: Sampled, last: Sampled, most: int, under_way: 
     if busy <= end - begin:
         return busy  # One instance alone can have spent this time.
     spent, computed, executions = _executed(a, b)
+    if b.busy_us > a.busy_us:
+        return busy  # Reported, not estimated.
     bound = most * (end - begin) + max(
         under_way, most * busy / executions if executions > 0 else 0.0
     )
@@ -345,5 +359,6 @@ def _between(first: Sampled, last: Sampled, busy: float, *, covered: bool) -> Ra
         computed=computed / seconds,
         queued=(b.queue_us - a.queue_us) * 1e-6 / seconds,
         failures=(b.failure - a.failure) / seconds,
+        cpu=max(0.0, b.cpu_us - a.cpu_us) * 1e-6 / seconds,
         covered=covered,
     )

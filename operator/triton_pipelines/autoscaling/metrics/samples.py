@@ -21,8 +21,8 @@ for the next are no fault yet."""
 class ModelCounters:
     """Cumulative counters of one model in one pod, and its gauge of pending requests.
 
-    Times (``*_us``) are microseconds summed per request and not per execution: Triton adds a
-    batch's time once for each of its requests.
+    Triton's own times are microseconds summed per request and not per execution: it adds a batch's
+    time once for each of its requests.
     """
 
     success: float = 0.0
@@ -43,6 +43,10 @@ class ModelCounters:
     """Time to collect outputs."""
     pending: float = 0.0
     """Requests that are queued and not executing."""
+    busy_us: float = 0.0
+    """Time in which instances executed, each batch once; 0 where the step does not report it."""
+    cpu_us: float = 0.0
+    """CPU time of the instances; 0 where the step does not report it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from triton_pipelines.cluster.apply import apply_over, metadata_of
+from triton_pipelines.cluster.apply import apply_new, apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
     Conflict,
@@ -72,22 +72,21 @@ class ChildWriter:
         """
         resource = resource_of(item)
         name = item["metadata"]["name"]
+        known, since = self.store.get(resource, self.namespace, name), self.store.mark()
         async with self.writer.explaining(resource, name):
-            if resource == SECRETS:
-                # Never read, but not taken from others either.
-                check_owner(await metadata_of(self.writer.client, item), item, uid)
-                await self.writer.client.apply(item)
-            else:
-                known = self.store.get(resource, self.namespace, name)
-                if known is None:
-                    known = await self._uncached(resource, name)
+            applied = await apply_new(self.writer.client, item) if known is None else None
+            if applied is None:
+                known = known or await self._uncached(resource, item)
                 check_owner(known, item, uid)
                 if resource in _WORKLOADS:
                     self._check_pods(item)
                 since = self.store.mark()
-                applied = await apply_over(self.writer.client, item, known)
-                self.store.put(resource, applied, since=since)
-        await _log.ainfo("applied", kind=item["kind"], object=name)
+                # Only metadata of a Secret is known, so it is never replaced.
+                live = known if resource != SECRETS else None
+                applied = await apply_over(self.writer.client, item, live)
+        if resource != SECRETS:
+            self.store.put(resource, applied, since=since)
+        _log.info("applied", kind=item["kind"], object=name)
 
     def _check_pods(self, workload: Object) -> None:
         if (finding := next(unsafe_fields(workload, self.options), None)) is not None:
@@ -134,14 +133,16 @@ class ChildWriter:
             return f"the API server rejects one of its objects: {getattr(error, 'message', error)}"
         return ""
 
-    async def _uncached(self, resource: Resource, name: str) -> Object | None:
-        """Return an object that the caches do not know.
+    async def _uncached(self, resource: Resource, item: Object) -> Object | None:
+        """Return an object that exists, although the caches do not know it.
 
-        ``None`` if there is none. Otherwise its label was removed by hand, or it belongs to another
-        owner.
+        Its label was removed by hand, it belongs to another owner, or it is a Secret, of which only
+        the metadata is read. ``None`` if it has just been deleted.
         """
+        if resource == SECRETS:
+            return await metadata_of(self.writer.client, item)
         try:
-            return await self.reader.get(resource, self.namespace, name)
+            return await self.reader.get(resource, self.namespace, item["metadata"]["name"])
         except NotFound:
             return None
 
@@ -158,7 +159,7 @@ class ChildWriter:
                 await self.writer.client.delete(resource, self.namespace, name, uid=uid or None)
         except Conflict:
             return False
-        await _log.ainfo("deleted", kind=resource.kind, object=name)
+        _log.info("deleted", kind=resource.kind, object=name)
         return True
 
     async def resize(self, resize: Resize) -> None:

@@ -32,10 +32,13 @@ DEAD_PROBES_ALONE = 6
 LOST_PROBES = 2
 LOST_PROBES_ALONE = 3
 # Consecutive probes without a response, while the pod completed no inference, after which a model
-# counts as hung, and after which a pod is recreated although no other one serves: about two and
-# five minutes with the default period. A single long inference must not look like this.
+# counts as hung, and after which a pod is recreated although no other one serves: three and
+# six minutes with the default period. A single long inference must not look like this.
 HUNG_PROBES = 5
 HUNG_PROBES_ALONE = 10
+# Least time between two probes that count as hung: a full queue rejects a probe at once, where
+# other probes wait for their deadline.
+HUNG_INTERVAL = dt.timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,14 @@ class Probe:
     shared_memory_full: bool = False
     """Whether this probe failed because the pod's shared memory is full."""
     completed: int | None = None
-    """Inferences that the pod had completed when a probe got no response in time; ``None`` with a
-    response."""
+    """Inferences that the pod had completed when a probe last got no result; ``None`` after one
+    with a result."""
     consecutive_hung: int = 0
-    """How many of the last probes got no response while the pod completed no inference."""
+    """How many of the last probes got no result while the pod completed no inference."""
+    hung_at: dt.datetime | None = None
+    """When the last of these probes began."""
+    server_restarts: int = 0
+    """How often Triton's container had been restarted."""
     has_answered: bool = False
     """Whether the pod has answered a test inference in time since its ensemble became ready.
 
@@ -85,17 +92,20 @@ class Probe:
 
         A healthy pod is allowed :data:`MISSES_ALLOWED` of those.
         """
-        hung = self._hung_since(last)
-        has_answered = self.ensemble_ready and (
-            self.inference_error == "" or (last is not None and last.has_answered)
-        )
-        if self.error and last is not None and last.is_healthy and last.misses < MISSES_ALLOWED:
+        own = self._with_progress(last)
+        hung = own.consecutive_hung
+        is_hung = bool(self.error) and hung >= HUNG_PROBES
+        is_missed = bool(self.error) and not is_hung
+        if is_missed and last is not None and last.is_healthy and last.misses < MISSES_ALLOWED:
             return replace(
                 last,
                 at=self.at,
                 misses=last.misses + 1,
-                completed=self.completed,
+                completed=own.completed,
                 consecutive_hung=hung,
+                hung_at=own.hung_at,
+                server_restarts=own.server_restarts,
+                has_answered=own.has_answered,
             )
         before = tuple(
             moment for moment in (last.dead if last else ()) if self.at - moment < DEAD_WINDOW
@@ -106,22 +116,35 @@ class Probe:
         elif not self.error:  # a probe without a response concerns neither
             dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
         return replace(
-            self,
+            own,
             dead=(*before, *self.dead)[-DEAD_KEPT:],
             consecutive_dead=dead,
             consecutive_wrong=wrong,
-            consecutive_hung=hung,
-            has_answered=has_answered,
-            inference_error=_hung_text(hung) if hung >= HUNG_PROBES else self.inference_error,
+            inference_error=_hung_text(hung) if is_hung else self.inference_error,
         )
 
-    def _hung_since(self, last: Probe | None) -> int:
-        """Return :attr:`consecutive_hung` of this probe."""
+    def _with_progress(self, last: Probe | None) -> Probe:
+        """Return this probe with what it adds to the evidence that a model hangs."""
+        if last is None or last.server_restarts != self.server_restarts:
+            last = None
+        responded = self.ensemble_ready and self.inference_error == ""
+        # A probe with an error may not know whether the ensemble is ready.
+        kept = last is not None and last.has_answered and (self.ensemble_ready or self.error != "")
+        own = replace(self, has_answered=responded or kept)
         if self.completed is None:
-            return 0
-        if last is None or last.completed != self.completed:
-            return 1
-        return last.consecutive_hung + 1
+            if last is None or not (self.error or self.inference_error is None):
+                return own
+            # No statistics, or no test inference: the next count still compares with the last one.
+            return _counted(own, last.completed, last.consecutive_hung, last.hung_at)
+        if last is None or last.hung_at is None or last.completed != self.completed:
+            return _counted(own, self.completed, 1, self.at)
+        if self.at - last.hung_at < HUNG_INTERVAL:
+            return _counted(own, last.completed, last.consecutive_hung, last.hung_at)
+        return _counted(own, self.completed, last.consecutive_hung + 1, self.at)
+
+
+def _counted(probe: Probe, completed: int | None, hung: int, at: dt.datetime | None) -> Probe:
+    return replace(probe, completed=completed, consecutive_hung=hung, hung_at=at)
 
 
 def _hung_text(probes: int) -> str:

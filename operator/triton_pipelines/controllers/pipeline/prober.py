@@ -54,7 +54,11 @@ class PodProber:
 def _endpoint(target: ProbeTarget) -> PodEndpoint:
     host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
     return PodEndpoint(
-        f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, target.tls
+        str(target.pod.raw["metadata"].get("namespace") or ""),
+        f"{host}:{PORT_GRPC}",
+        target.graph.model_name,
+        target.control_key,
+        target.tls,
     )
 
 
@@ -91,6 +95,7 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
         error=result.error or "",
         dead=(now,) if result.dead_process else (),
         completed=result.completed,
+        server_restarts=target.pod.server_restarts,
         shared_memory_full=result.shared_memory_full,
     )
 

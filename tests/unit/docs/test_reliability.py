@@ -1,0 +1,74 @@
+"""The page on reliability names every fault and invariant of the runs, and tests that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.soak.faults import KINDS
+from tests.support.soak.invariants import INVARIANTS
+from tests.unit.docs import markdown
+
+PAGE = markdown.ROOT / "docs" / "benchmarks" / "reliability.md"
+LINK = re.compile(r"\[(test_\w+)\]\(([^)]+)\)")
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The tables of a page: rows of cells, the header first."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = [
+            [cell.strip() for cell in line.strip("| ").split(" | ")] for line in block.splitlines()
+        ]
+        yield [row for number, row in enumerate(rows) if number != 1]
+
+
+def column(text: str, header: str) -> list[str]:
+    """The first cells of the rows of all tables whose first header this is."""
+    return [row[0] for table in tables(text) if table[0][0] == header for row in table[1:]]
+
+
+def faults(text: str) -> list[str]:
+    """What is wrong with the rows that have to name a test."""
+    found = []
+    for header, *rows in tables(text):
+        if header[-1] != "Test":
+            continue
+        for row in rows:
+            links = LINK.findall(row[-1])
+            if not links and row[-1] != "the same test":
+                found.append(f"{row[0]}: names no test")
+            for name, file in links:
+                path = (PAGE.parent / file).resolve()
+                if not path.is_file():
+                    found.append(f"{row[0]}: {file} does not exist")
+                elif name not in markdown.functions(path.read_text(encoding="utf-8")):
+                    found.append(f"{row[0]}: {file} has no {name}")
+    return found
+
+
+def test_every_row_names_tests_that_exist() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert faults(text) == []
+    assert sum(len(table) - 1 for table in tables(text) if table[0][-1] == "Test") > 25
+
+
+def test_every_fault_and_every_invariant_of_the_runs_has_a_row() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert sorted(column(text, "Random fault")) == sorted(kind.name for kind in KINDS)
+    named = [f"`{item.__name__}`" for item in INVARIANTS]
+    assert sorted(column(text, "Invariant")) == sorted(named)
+
+
+@pytest.mark.parametrize(
+    ("cell", "fault"),
+    [
+        ("none", "a: names no test"),
+        ("[test_x](../../tests/unit/nowhere.py)", "nowhere.py does not exist"),
+        ("[test_gone](../../tests/unit/docs/test_reliability.py)", "has no test_gone"),
+    ],
+)
+def test_wrong_rows_are_found(cell: str, fault: str) -> None:
+    (found,) = faults(f"| Fault | Test |\n| --- | --- |\n| a | {cell} |\n")
+    assert fault in found
