@@ -72,14 +72,14 @@ class ChildWriter:
         """
         resource = resource_of(item)
         name = item["metadata"]["name"]
+        if resource in _WORKLOADS:
+            self._check_pods(item)
         known, since = self.store.get(resource, self.namespace, name), self.store.mark()
         async with self.writer.explaining(resource, name):
             applied = await apply_new(self.writer.client, item) if known is None else None
             if applied is None:
                 known = known or await self._uncached(resource, item)
                 check_owner(known, item, uid)
-                if resource in _WORKLOADS:
-                    self._check_pods(item)
                 since = self.store.mark()
                 # Only metadata of a Secret is known, so it is never replaced.
                 live = known if resource != SECRETS else None
