@@ -19,8 +19,7 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.controllers.pipeline.child_writer import ChildWriter
-from triton_pipelines.controllers.pipeline.owner_references import UnsafeTemplate
-from triton_pipelines.controllers.pipeline.owner_references import NameTaken
+from triton_pipelines.controllers.pipeline.owner_references import NameTaken, UnsafeTemplate
 
 VERSIONS = {"Deployment": "apps/v1", "Job": "batch/v1", "NetworkPolicy": "networking.k8s.io/v1"}
 
