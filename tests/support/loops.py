@@ -107,6 +107,10 @@ class Told:
 
     says: Any = None
     asked: list[Mapping[Key, ExpectedPods]] = field(default_factory=list)
+    namespaces: frozenset[str] | None = None
+
+    def permits(self, namespace: str) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
 
     async def collect(
         self, wanted: Mapping[Key, ExpectedPods]

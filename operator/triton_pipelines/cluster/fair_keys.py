@@ -5,7 +5,7 @@ Round robin over namespaces; in each, urgent keys first, then the oldest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 Key = tuple[str, str]
@@ -40,13 +40,18 @@ class FairKeys:
         elif key not in due.urgent:
             due.others.setdefault(key, since)
 
-    def pop(self) -> tuple[Key, float]:
+    def pop(self, full: Container[str] = ()) -> tuple[Key, float] | None:
         """Remove and return the next key; the other namespaces come before its next one.
 
-        Raises:
-            StopIteration: nothing is due.
+        Args:
+            full: namespaces whose keys have to wait.
+
+        Returns:
+            ``None`` if no key of another namespace is due.
         """
-        namespace = next(iter(self._by_namespace))
+        namespace = next((name for name in self._by_namespace if name not in full), None)
+        if namespace is None:
+            return None
         due = self._by_namespace.pop(namespace)
         keys = due.urgent or due.others
         key = next(iter(keys))

@@ -15,11 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import structlog
+
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.shared_values import SharedValues
+
+_log = structlog.get_logger(__name__)
 
 Key = tuple[str, str]
 """Namespace ("" for cluster-scoped objects) and name."""
@@ -305,28 +309,56 @@ async def relist(
     )
     items = listing.items
     if metadata_only:
-        items = await _with_outdated_read(client, store, resource, items, since)
+        items = await _with_outdated_read(
+            client, store, resource, items, since=since, label_selector=label_selector
+        )
     return store.replace(resource, items, since=since, namespace=namespace)
 
 
 async def _with_outdated_read(
-    client: Client, store: Store, resource: Resource, listed: list[Object], since: int
+    client: Client,
+    store: Store,
+    resource: Resource,
+    listed: list[Object],
+    *,
+    since: int,
+    label_selector: str | None,
 ) -> list[Object]:
-    """Return listed metadata, with the whole object where the store does not have that state."""
-    outdated = [item for item in listed if store.is_outdated(resource, item, since=since)]
-    keys = {key_of(item) for item in outdated}
+    """Return listed metadata, with the whole object where the store does not have that state.
+
+    An object that cannot be read keeps its state in the store: it must not keep others from being
+    compared. One that is no longer selected, since it was replaced by another of its name or lost
+    its label, is left out as if it were deleted.
+    """
 
     async def read(item: Object) -> Object | None:
+        key = key_of(item)
         try:
-            return await client.get(resource, *key_of(item))
+            found = await client.get(resource, *key)
         except NotFound:
             return None  # deleted since
+        except ClusterError as error:
+            await _log.awarning(
+                "object not read", kind=resource.kind, namespace=key[0], object=key[1], error=error
+            )
+            return store.get(resource, *key)
+        return found if _is_selected(found, label_selector) else None
 
+    outdated = [item for item in listed if store.is_outdated(resource, item, since=since)]
+    keys = {key_of(item) for item in outdated}
     found = await asyncio.gather(*map(read, outdated))
     return [
         *(item for item in listed if key_of(item) not in keys),
         *(item for item in found if item is not None),
     ]
+
+
+def _is_selected(obj: Object, label_selector: str | None) -> bool:
+    """Return whether an object has the label of a selector of the form ``key=value``."""
+    if label_selector is None:
+        return True
+    key, _, value = label_selector.partition("=")
+    return bool((obj["metadata"].get("labels") or {}).get(key) == value)
 
 
 def _slim(pod: Object) -> None:

@@ -4,7 +4,8 @@ Guarantees:
 
 - a key that is added several times before it runs, runs once;
 - a key added while it is running runs once more afterwards, and never twice at the same time;
-- at most ``workers`` keys run at a time, in turn over namespaces, urgent keys of each first;
+- at most ``workers`` keys run at a time, in turn over namespaces, urgent keys of each first; one
+  namespace leaves a quarter of the workers (rounded down) to others;
 - a key whose last run used much CPU time is delayed by a multiple of that time;
 - a failed key is retried after an exponential, jittered back-off that depends on the class of its
   error; a success resets it;
@@ -20,6 +21,7 @@ import asyncio
 import contextvars
 import heapq
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -41,6 +43,9 @@ OUTCOME_OK: Final = "ok"
 # A run with at least this CPU time (seconds) delays the next run of its key by this multiple of it.
 COSTLY_SECONDS: Final = 0.1
 REST_FACTOR: Final = 10.0
+# One worker of so many is not for keys of a namespace that occupies the others: its writes may each
+# take as long as the time-out of a request.
+WORKERS_PER_RESERVED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +261,11 @@ class WorkQueue:
         while (
             self._group is not None
             and not self._stop.is_set()
-            and self._ready
             and len(self._running) < self.workers
+            and (ready := self._ready.pop(self._full_namespaces())) is not None
         ):
             loop = asyncio.get_running_loop()
-            key, since = self._ready.pop()
+            key, since = ready
             self._running[key] = loop.time()
             # A copy for each: in a shared context, concurrent reconciles would log each other's
             # keys.
@@ -270,6 +275,12 @@ class WorkQueue:
                 name=f"reconcile {key[0]}/{key[1]}",
                 context=context,
             )
+
+    def _full_namespaces(self) -> set[str]:
+        """Return the namespaces that occupy as many workers as they may."""
+        running = Counter(namespace for namespace, _ in self._running)
+        limit = self.workers - self.workers // WORKERS_PER_RESERVED
+        return {namespace for namespace, count in running.items() if count >= limit}
 
     async def _run_key(self, key: Key, waited: float) -> None:
         loop = asyncio.get_running_loop()

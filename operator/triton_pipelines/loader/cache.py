@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
-from triton_pipelines.loader.file_lease import Lease, LeaseTimes, try_lease, wait_for
+from triton_pipelines.loader.file_lease import Lease, LeaseTimes, read_small, try_lease, wait_for
 from triton_pipelines.loader.progress import format_bytes
 
 KEEP_FREE: Final = 0.1
@@ -42,10 +42,7 @@ ABANDONED_SECONDS: Final = 3600.0
 _BLOCK: Final = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FICLONE: Final = 0x40049409
-"""``ioctl`` that makes a file share another's blocks (linux/fs.h).
-
-XFS, Btrfs and others support it within one file system.
-"""
+"""``ioctl`` that makes a file share another's blocks (linux/fs.h), as on XFS and Btrfs."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +140,25 @@ class FileCache:
     def _sha256_of(self, key: str) -> str | None:
         """Return the digest that the index has for ``key``."""
         try:
-            entry = json.loads(self._index(key).read_text())
-            sha256 = str(entry["sha256"])
-            self._blob(sha256)
+            return self._read_index(key)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             self._note("it cannot be read", error)
             return None
+
+    def _read_index(self, key: str) -> str:
+        """Return the digest that the index has for ``key``.
+
+        Raises:
+            OSError: the index cannot be read.
+            ValueError: it has no digest.
+        """
+        try:
+            sha256 = str(json.loads(read_small(self._index(key)))["sha256"])
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError("no digest") from error
+        self._blob(sha256)
         return sha256
 
     def _copy_of(self, sha256: str, target: Path) -> CachedFile | None:
@@ -230,12 +238,7 @@ class FileCache:
             return Lease(None, self._times)
 
     def wait(self, key: str, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until ``key`` is cached, its lease ends, or the maximum wait is over.
-
-        Args:
-            key: the file's key.
-            is_stopped: ends the wait when the file is no longer of use.
-        """
+        """Wait until ``key`` is cached, its lease ends, it is stopped, or the wait is too long."""
         self._log.info("another pod is fetching the same file into the model cache; waiting for it")
         with contextlib.suppress(OSError):
             wait_for(
@@ -248,9 +251,8 @@ class FileCache:
     def _is_cached(self, key: str) -> bool:
         """Return whether index and file are there: after an eviction, only the index is."""
         try:
-            entry = json.loads(self._index(key).read_text())
-            return self._blob(str(entry["sha256"])).is_file()
-        except (OSError, ValueError, KeyError, TypeError):
+            return self._blob(self._read_index(key)).is_file()
+        except (OSError, ValueError):
             return False
 
     def _make_room(self, size: int) -> bool:

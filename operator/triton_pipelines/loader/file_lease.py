@@ -7,13 +7,18 @@ care than that.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+SMALL_FILE_BYTES: Final = 4096
+"""Size of the largest lease or index entry."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,8 @@ class LeaseTimes:
     """Without a touch until the owner counts as dead."""
     poll: float = 1.0
     """Between two checks by a waiting pod."""
-    patience: float = 1800.0
-    """Maximum duration of a wait."""
+    patience: float = 600.0
+    """Maximum duration of a wait; a download waits up to three times for the same file."""
     sleep: Callable[[float], object] = field(default_factory=lambda: threading.Event().wait)
     """Waits a number of seconds; tests replace it."""
 
@@ -59,14 +64,33 @@ class Lease:
         self._thread.join()
         with contextlib.suppress(OSError):
             # Another owner took the lease over because it considered this one dead.
-            if self._path.read_text() == self._owner:
+            if read_small(self._path) == self._owner.encode():
                 self._path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._end.wait(self._times.beat):
             with contextlib.suppress(OSError):
-                if self._path is not None and self._path.read_text() == self._owner:
+                if self._path is not None and read_small(self._path) == self._owner.encode():
                     os.utime(self._path)
+
+
+def read_small(path: Path) -> bytes:
+    """Return the content of a small file on a volume that others can write to.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or is too large. Opening a pipe would
+            wait forever, and a link could lead anywhere.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, f"{path.name} is not a file")
+        content = os.read(descriptor, SMALL_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > SMALL_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"{path.name} is larger than {SMALL_FILE_BYTES} bytes")
+    return content
 
 
 def try_lease(path: Path, times: LeaseTimes) -> Lease | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import datetime
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -538,6 +539,59 @@ async def test_a_list_of_metadata_reads_only_the_objects_that_differ(
     }
     assert proxy.count("GET", "configmaps/changed") == 1
     assert proxy.count("GET", "configmaps/kept") == 0
+
+
+async def test_an_object_that_cannot_be_read_keeps_no_other_from_being_compared(
+    proxy: FaultProxy, client: Client, tmp_path: Path
+) -> None:
+    for name in ("unreadable", "readable"):
+        await client.apply(labeled(name, "unread", key="before"))
+    store, selector = Store(), "test=unread"
+    await relist(client, store, CONFIG_MAPS, label_selector=selector)
+    for name in ("unreadable", "readable"):
+        await client.apply(labeled(name, "unread", key="after"))
+    proxy.inject(Fault(method="GET", path=".*configmaps/unreadable", status=500, times=None))
+    async with through(proxy, tmp_path) as proxied:
+        missed = await relist(
+            proxied, store, CONFIG_MAPS, label_selector=selector, metadata_only=True
+        )
+    assert missed == {(NAMESPACE, "readable")}
+    assert kept_data(store, "unreadable") == {"key": "before"}
+    assert kept_data(store, "readable") == {"key": "after"}
+
+
+async def test_an_object_that_lost_its_label_during_a_list_is_not_kept(
+    proxy: FaultProxy, client: Client, tmp_path: Path
+) -> None:
+    """Another object may have the name by then, and the operator must not take it for its own."""
+    store, selector = Store(), "test=lost"
+    await client.apply(labeled("lost", "lost", key="ours"))
+    await relist(client, store, CONFIG_MAPS, label_selector=selector)
+    await client.apply(labeled("lost", "lost", key="changed"))
+
+    def without_label(body: bytes) -> bytes:
+        found = json.loads(body)
+        del found["metadata"]["labels"]["test"]
+        return json.dumps(found).encode()
+
+    proxy.inject(Fault(method="GET", path=".*configmaps/lost", rewrite=without_label))
+    async with through(proxy, tmp_path) as proxied:
+        missed = await relist(
+            proxied, store, CONFIG_MAPS, label_selector=selector, metadata_only=True
+        )
+    assert missed == {(NAMESPACE, "lost")}
+    assert store.get(CONFIG_MAPS, NAMESPACE, "lost") is None
+
+
+def labeled(name: str, test: str, **data: str) -> Object:
+    obj: Object = config_map(name, **data)
+    obj["metadata"]["labels"] = {"test": test, LABEL_PIPELINE: name}
+    return obj
+
+
+def kept_data(store: Store, name: str) -> Object | None:
+    found = store.get(CONFIG_MAPS, NAMESPACE, name)
+    return found and found["data"]
 
 
 async def test_an_event_is_taken_by_the_server(client: Client) -> None:

@@ -425,3 +425,26 @@ async def test_each_pipeline_asks_the_connection_that_it_names(
     assert reported["reason"] == "PrometheusError"
     assert "'elsewhere'" in reported["message"]
     messages.check(reported["message"])
+
+
+async def test_a_connection_serves_only_the_namespaces_that_it_lists(
+    loop: Loop, messages: Messages
+) -> None:
+    """A pipeline of another namespace gets no samples from it, and the condition says why."""
+    own, foreign = Told(), Told(namespaces=frozenset({"b"}))
+    loop.flow(50.0, service=0.010)
+    await loop.tick()
+    own.says = foreign.says = loop.collector.says
+    loop.scaler.collectors = {"": loop.collector, "own": own, "default": foreign}
+    for connection in ("default", "nosuch"):
+        loop.world.change(scaling={"prometheusRef": connection})
+        await loop.tick()
+        assert (len(loop.collector.asked), len(own.asked), len(foreign.asked)) == (1, 0, 0)
+        reported = condition(loop, "MetricsAvailable")
+        assert reported["reason"] == "PrometheusError"
+        assert "spec.scaling.prometheusRef" in reported["message"]
+        messages.check(reported["message"])
+    foreign.namespaces = frozenset({"b", loop.key[0]})
+    loop.world.change(scaling={"prometheusRef": "default"})
+    await loop.tick()
+    assert (len(own.asked), len(foreign.asked)) == (0, 1)

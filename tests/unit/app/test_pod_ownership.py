@@ -38,6 +38,8 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.preflight_objects import preflight_job
 from triton_pipelines.controllers.pipeline.deployment_progress import (
     PREFLIGHT_TIME,
+    STALLED_TIME,
+    may_roll,
     rolling_pipelines,
 )
 from triton_pipelines.controllers.pipeline.pod_observer import READS_MAX, REREAD_SECONDS
@@ -323,6 +325,33 @@ def test_only_own_deployments_take_the_places_of_rollouts(place: Place) -> None:
     unowned = {**deployment["metadata"], "ownerReferences": [], "resourceVersion": "2"}
     store.put(DEPLOYMENTS, {**deployment, "metadata": unowned})
     assert rolling_pipelines(store, START) == set()
+
+
+@pytest.mark.parametrize("reason", ["DeploymentPaused", "ReplicaSetUpdated"])
+def test_a_rollout_without_progress_takes_a_place_for_a_while(place: Place, reason: str) -> None:
+    """The owner of a namespace can pause Deployments, or set a deadline of a day."""
+    store, deployment, _, _ = place
+    metadata = {**deployment["metadata"], "generation": 2, "resourceVersion": "2"}
+    progress = {"type": "Progressing", "reason": reason, "lastUpdateTime": rfc3339(START)}
+    status = {"observedGeneration": 2, "conditions": [progress]}
+    store.put(DEPLOYMENTS, {**deployment, "metadata": metadata, "status": status})
+    assert rolling_pipelines(store, START + STALLED_TIME) == {KEY}
+    later = START + STALLED_TIME + dt.timedelta(seconds=1)
+    assert rolling_pipelines(store, later) == set()
+    changed = {**metadata, "generation": 3, "resourceVersion": "3"}
+    store.put(DEPLOYMENTS, {**deployment, "metadata": changed, "status": status})
+    assert rolling_pipelines(store, later) == {KEY}, "its controller has not seen the template"
+
+
+def test_a_namespace_leaves_a_place_for_rollouts_of_others() -> None:
+    hostile = {("hostile", str(number)) for number in range(20)}
+    assert may_roll(hostile, ("other", "a"), 5)
+    assert not may_roll({*hostile, ("other", "a")}, ("other", "b"), 5)
+    assert not may_roll(hostile, ("hostile", "another"), 5)
+    alone = {("other", str(number)) for number in range(4)}
+    assert may_roll(alone, ("other", "another"), 5)
+    assert may_roll({("other", "a")}, ("other", "a"), 1)
+    assert not may_roll({("other", "a")}, ("other", "b"), 1)
 
 
 async def test_forged_owner_references_do_not_keep_a_real_one_from_being_read(

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,45 @@ def test_what_is_no_file_is_not_read(
     thread.join(5)
     assert taken == [None]
     assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "large", "deep"])
+@pytest.mark.parametrize("place", ["index", "locks"])
+def test_a_harmful_entry_of_index_or_lease_delays_no_load(
+    cache: FileCache, source: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    """Everyone who can write to the volume can replace these files at any time."""
+    cache.put(KEY, source, DIGEST)
+    results: list[object] = []
+
+    def load() -> None:
+        lease = cache.lease(KEY)
+        assert lease is not None
+        with lease:
+            replace_by_harmful(next((tmp_path / "volume/v1" / place).rglob(f"{KEY}*")), kind)
+            results.append(cache.take(KEY, tmp_path / "target"))
+
+    thread = threading.Thread(target=load, daemon=True)
+    tracemalloc.start()
+    thread.start()
+    thread.join(5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not thread.is_alive()
+    assert results == [None if place == "index" else CachedFile(DIGEST, len(DATA))]
+    assert peak < 8 * 1024**2
+
+
+def replace_by_harmful(path: Path, kind: str) -> None:
+    """Replace a file by one that blocks, fills the memory, or exhausts the stack of its reader."""
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(256 * 1024**2)
+    else:
+        path.write_text("[" * 4000)
 
 
 # --- failing reads

@@ -23,7 +23,10 @@ from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.autoscaling.metrics import collector as module
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
-from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
+from triton_pipelines.autoscaling.metrics.connection_messages import (
+    forbidden_connection,
+    unknown_connection,
+)
 from triton_pipelines.autoscaling.metrics.prometheus_client import QueryResult
 from triton_pipelines.autoscaling.metrics.queries import FIGURE
 from triton_pipelines.autoscaling.metrics.samples import (
@@ -570,6 +573,14 @@ def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[Qu
 
 def test_an_unknown_connection_is_said_with_the_known_ones(messages: Messages) -> None:
     messages.check(unknown_connection("x", ["b", "a"]).message)
+    messages.check(unknown_connection("x", []).message)
+
+
+def test_a_connection_of_other_namespaces_is_said_with_the_permitted_ones(
+    messages: Messages,
+) -> None:
+    messages.check(forbidden_connection("x", "team-a", ["b", "a"]).message)
+    messages.check(forbidden_connection("x", "team-a", []).message)
 
 
 def many(number: int) -> dict[tuple[str, str], ExpectedPods]:

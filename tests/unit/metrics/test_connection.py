@@ -29,6 +29,7 @@ connections:
     labels: {namespace: exported_namespace, pod: exported_pod}
     containerLabels: {container: container_name}
     timeoutSeconds: 2.5
+    namespaces: [team-a, team-b]
   - name: other
     url: http://10.0.0.1:9090
     basicAuth: {usernameFile: /run/user, passwordFile: /run/password}
@@ -48,6 +49,12 @@ def test_everything_that_can_be_said() -> None:
     )
     assert dict(one.matchers) == {"cluster": "a"}
     assert one.timeout_seconds == 2.5
+    assert [one.permits(namespace) for namespace in ("team-a", "team-b", "team")] == [
+        True,
+        True,
+        False,
+    ]
+    assert found["other"].permits("team")
     assert found["other"].security is Security.INSECURE
 
 
@@ -74,6 +81,11 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
             r"connections\[1\].name",
         ),
         ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url"),
+        ("connections: [{url: 'http://a', namespaces: []}]", r"connections\[0\].namespaces"),
+        (
+            "connections: [{url: 'http://a', namespaces: ['team-*']}]",
+            r"connections\[0\].namespaces",
+        ),
         ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url"),
         ("connections: [{url: 'http://a/?q=1'}]", "contains a query or fragment"),
         ("connections: [{url: 'http://a/api/v1/'}]", "api/v1"),

@@ -10,16 +10,18 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.builders import options
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound
 from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import CONFIG_MAPS, Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.controllers.pipeline.child_writer import ChildWriter
-from triton_pipelines.controllers.pipeline.owner_references import NameTaken
+from triton_pipelines.controllers.pipeline.owner_references import NameTaken, UnsafeTemplate
 
-VERSIONS = {"Deployment": "apps/v1", "NetworkPolicy": "networking.k8s.io/v1"}
+VERSIONS = {"Deployment": "apps/v1", "Job": "batch/v1", "NetworkPolicy": "networking.k8s.io/v1"}
 
 
 def child(kind: str, name: str) -> Object:
@@ -60,7 +62,9 @@ ITEMS = (
 
 async def apply(client: FakeClient) -> None:
     real = cast(Client, client)
-    writer = ChildWriter(real, Writer.of(real, "n", ""), Store(), "n")
+    writer = ChildWriter(
+        real, Writer.of(real, "n", ""), Store(), "n", options(pod_template=PodTemplateMode.ALLOW)
+    )
     async with asyncio.timeout(10):
         await writer.apply_all(ITEMS, "uid")
 
@@ -110,8 +114,21 @@ def existing(kind: str, uid: str) -> Object:
 
 async def apply_one(client: StoringClient, kind: str) -> Store:
     real, store = cast(Client, client), Store()
-    await ChildWriter(real, Writer.of(real, "n", ""), store, "n").apply(child(kind, "a"), "ours")
+    writer = ChildWriter(real, Writer.of(real, "n", ""), store, "n", options())
+    await writer.apply(child(kind, "a"), "ours")
     return store
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_workload_with_an_unsafe_template_is_neither_created_nor_changed(
+    kind: str, exists: bool
+) -> None:
+    """This one has a token of its service account, since it does not say otherwise."""
+    client = StoringClient(existing(kind, "ours") if exists else None)
+    with pytest.raises(UnsafeTemplate, match="automountServiceAccountToken"):
+        await apply_one(client, kind)
+    assert client.requests == []
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])

@@ -400,6 +400,19 @@ async def test_namespaces_alternate() -> None:
 
 
 @pytest.mark.looptime(start=0)
+async def test_a_namespace_with_slow_keys_leaves_workers_to_others() -> None:
+    """Every write of its pipelines may take as long as the time-out of a request."""
+    recorder = Recorder(seconds=30)
+    queue = recorder.queue(workers=8)
+    for number in range(20):
+        queue.add(("slow", str(number)))
+    asyncio.get_running_loop().call_at(1, queue.add, ("other", "a"))
+    await run_for(queue, 10)
+    assert recorder.starts(("other", "a")) == [1]
+    assert sum(key[0] == "slow" for key, _, _ in recorder.spans) == 6
+
+
+@pytest.mark.looptime(start=0)
 async def test_an_urgent_key_runs_before_others_of_its_namespace_only() -> None:
     recorder = Recorder()
     queue = recorder.queue(workers=1)

@@ -79,6 +79,10 @@ class PrometheusCollector:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
+    def permits(self, namespace: str) -> bool:
+        """Return whether pipelines of a namespace may use the connection."""
+        return self.connection.permits(namespace)
+
     async def collect(
         self, expected: Mapping[PipelineKey, ExpectedPods]
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:

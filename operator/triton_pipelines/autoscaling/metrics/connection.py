@@ -74,6 +74,15 @@ def _label_name(value: str) -> str:
 LabelName = Annotated[str, AfterValidator(_label_name)]
 
 
+def _namespace_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a namespace; patterns are not supported")
+    return value
+
+
+NamespaceName = Annotated[str, AfterValidator(_namespace_name)]
+
+
 class BasicAuth(ConnectionModel):
     """User and password, each from a file."""
 
@@ -162,6 +171,7 @@ class Connection(ConnectionModel):
         security: ``Insecure`` accepts any certificate and sends credentials over plain HTTP.
         matchers: Labels that all series must have, for a Prometheus with several clusters.
         timeout_seconds: Time limit for all queries of one collection together.
+        namespaces: Namespaces whose pipelines may use the connection; ``None`` permits all.
     """
 
     name: str = DEFAULT
@@ -175,6 +185,7 @@ class Connection(ConnectionModel):
     labels: SeriesLabels = SeriesLabels()
     container_labels: ContainerLabels = ContainerLabels()
     timeout_seconds: Annotated[float, Field(ge=0.5, le=60)] = 4.0
+    namespaces: frozenset[NamespaceName] | None = None
 
     @field_validator("name")
     @classmethod
@@ -218,6 +229,15 @@ class Connection(ConnectionModel):
             raise ValueError("ends in /api/v1; use only the base URL before it")
         return base
 
+    @field_validator("namespaces")
+    @classmethod
+    def _permits_a_namespace(cls, value: frozenset[str] | None) -> frozenset[str] | None:
+        if value is not None and not value:
+            raise ValueError(
+                "names no namespace; add one, or omit the field to permit all namespaces"
+            )
+        return value
+
     @field_validator("matchers")
     @classmethod
     def _read_only(cls, value: Mapping[str, str]) -> Mapping[str, str]:
@@ -252,6 +272,10 @@ class Connection(ConnectionModel):
                 "it from matchers"
             )
         return self
+
+    def permits(self, namespace: str) -> bool:
+        """Return whether pipelines of a namespace may use the connection."""
+        return self.namespaces is None or namespace in self.namespaces
 
     def credentials(self) -> QueryCredentials:
         """Return the credentials for a query, read from their files.

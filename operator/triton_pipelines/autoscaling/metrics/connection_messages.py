@@ -14,13 +14,40 @@ CONNECTIONS: Final = (
 
 
 def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
-    """Return the failure for a pipeline that names a connection the operator does not have."""
+    """Return the failure for a pipeline that names a connection the operator does not have.
+
+    Args:
+        name: The connection.
+        connections: The connections that the pipeline may use.
+    """
     known = ", ".join(sorted(connections))
+    remedy = f", only {known}. Use one of these, or add" if known else ". Add"
     return MetricsFailure(
         MetricsProblem.ERROR,
         (
-            f"spec.scaling.prometheusRef: the operator has no connection {name!r}, only "
-            f"{known}. Use one of these, or add it to {CONNECTIONS}"
+            f"spec.scaling.prometheusRef: the operator has no connection {name!r}{remedy} it to "
+            f"{CONNECTIONS}"
+        ),
+        source_name(name),
+    )
+
+
+def forbidden_connection(name: str, namespace: str, permitted: Iterable[str]) -> MetricsFailure:
+    """Return the failure for a pipeline whose namespace may not use the connection that it names.
+
+    Args:
+        name: The connection.
+        namespace: The pipeline's namespace.
+        permitted: The connections that this namespace may use.
+    """
+    known = ", ".join(sorted(permitted))
+    remedy = f"Use one of {known}, or add" if known else "Add"
+    return MetricsFailure(
+        MetricsProblem.ERROR,
+        (
+            f"spec.scaling.prometheusRef: the connection {name!r} is not available to pipelines "
+            f"of namespace {namespace}. {remedy} the namespace to namespaces of the connection "
+            "in the chart's prometheus.connections (--metrics-connections)"
         ),
         source_name(name),
     )

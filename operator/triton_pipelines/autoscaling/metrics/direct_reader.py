@@ -62,6 +62,10 @@ class DirectReader:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
+    def permits(self, namespace: str) -> bool:
+        """Return True: pods of every namespace are read directly."""
+        return True
+
     async def collect(
         self, expected: Mapping[tuple[str, str], ExpectedPods]
     ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
-from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
+from triton_pipelines.autoscaling.metrics.connection_messages import (
+    forbidden_connection,
+    unknown_connection,
+)
 from triton_pipelines.autoscaling.metrics.samples import (
     ExpectedPods,
     MetricsFailure,
@@ -36,6 +39,10 @@ class Collector(Protocol):
         """
         ...
 
+    def permits(self, namespace: str) -> bool:
+        """Return whether pipelines of a namespace may use this source."""
+        ...
+
 
 async def collect_samples(
     states: Mapping[Key, PipelineScalingState],
@@ -54,14 +61,14 @@ async def collect_samples(
     """
     groups: dict[str, dict[Key, ExpectedPods]] = {name: {} for name in collectors}
     found: dict[Key, PipelineSample | MetricsFailure] = {}
-    connections = [name for name in collectors if name]
+    has_connections = any(collectors)
     for key, state in states.items():
-        name = state.pipeline.spec.scaling.prometheus_ref
-        if connections and name not in connections:
-            found[key] = unknown_connection(name, connections)
+        name = state.pipeline.spec.scaling.prometheus_ref if has_connections else ""
+        if (unusable := _unusable(name, key[0], collectors)) is not None:
+            found[key] = unusable
             continue
         try:
-            groups[name if connections else ""][key] = _expected_pods(key, state)
+            groups[name][key] = _expected_pods(key, state)
         except Exception as error:
             await on_failure(key, error)
             found[key] = _UNEXPECTED
@@ -75,6 +82,22 @@ async def collect_samples(
             result = dict.fromkeys(group, _UNEXPECTED)
         found |= result
     return found
+
+
+def _unusable(
+    name: str, namespace: str, collectors: Mapping[str, Collector]
+) -> MetricsFailure | None:
+    """Return why pipelines of a namespace cannot use a connection; ``None`` if they can.
+
+    Connections of other namespaces are not listed.
+    """
+    collector = collectors.get(name)
+    if collector is not None and collector.permits(namespace):
+        return None
+    permitted = [other for other, one in collectors.items() if other and one.permits(namespace)]
+    if collector is None:
+        return unknown_connection(name, permitted)
+    return forbidden_connection(name, namespace, permitted)
 
 
 def _expected_pods(key: Key, state: PipelineScalingState) -> ExpectedPods:

@@ -13,14 +13,14 @@ from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as S
 
 from . import status as statuses
 from .actions import Plan
-from .owner_references import FormerChild, NameTaken
+from .owner_references import FormerChild, NameTaken, UnsafeTemplate
 from .padding_choices import with_choices
 from .policies.tuning_run import RUN_END_EVENTS
 from .snapshot import Snapshot
 from .status_events import Event
 from .tuning_run_state import with_tuning
 
-ApplyFailure = ClusterError | NameTaken | FormerChild
+ApplyFailure = ClusterError | NameTaken | FormerChild | UnsafeTemplate
 _MESSAGES: Final = {
     # What the API server rejects in a child object came from the spec: affinity, tolerations, env
     # and the like are passed on unchanged.
@@ -40,7 +40,7 @@ def reason_of(error: ApplyFailure) -> Reason:
         return Reason.NAME_CONFLICT
     if isinstance(error, FormerChild):
         return Reason.PROGRESSING
-    if isinstance(error, PermissionDenied):
+    if isinstance(error, PermissionDenied | UnsafeTemplate):
         return Reason.PERMISSION_DENIED
     return Reason.INVALID_SPEC if isinstance(error, Invalid) else Reason.API_ERROR
 

@@ -20,24 +20,37 @@ from triton_pipelines.cluster.errors import (
     NotFound,
 )
 from triton_pipelines.cluster.impersonation import Writer
-from triton_pipelines.cluster.resources import PODS, SECRETS, Resource, resource_of
+from triton_pipelines.cluster.resources import (
+    DEPLOYMENTS,
+    JOBS,
+    PODS,
+    SECRETS,
+    Resource,
+    resource_of,
+)
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.compile.graph.options import Options
+from triton_pipelines.compile.render.restricted_workload import unsafe_fields
 
 from .actions import Resize
-from .owner_references import FormerChild, NameTaken, check_owner
+from .owner_references import FormerChild, NameTaken, UnsafeTemplate, check_owner
 from .snapshot import Object
 
 # Kinds of objects that no other object of a pipeline needs to exist before or after.
 _UNORDERED_KINDS: Final = frozenset({"Service", "NetworkPolicy", "PodDisruptionBudget"})
 # Errors by which the API server rejects an object for good.
-REJECTIONS: Final = (Forbidden, Invalid, NameTaken, FormerChild)
+REJECTIONS: Final = (Forbidden, Invalid, NameTaken, FormerChild, UnsafeTemplate)
+_WORKLOADS: Final = (DEPLOYMENTS, JOBS)
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildWriter:
-    """Writes objects of one namespace. Errors of the API server are raised."""
+    """Writes objects of one namespace. Errors of the API server are raised.
+
+    Pods that would gain more than authors of pipelines may give them are not created.
+    """
 
     reader: Client
     """Reads with the operator's own account."""
@@ -47,6 +60,8 @@ class ChildWriter:
     """The operator's caches."""
     namespace: str
     """The pipeline's namespace."""
+    options: Options
+    """What pods may contain."""
 
     async def apply(self, item: Object, uid: str) -> None:
         """Apply an object, unless its name belongs to another owner.
@@ -57,6 +72,8 @@ class ChildWriter:
         """
         resource = resource_of(item)
         name = item["metadata"]["name"]
+        if resource in _WORKLOADS:
+            self._check_pods(item)
         known, since = self.store.get(resource, self.namespace, name), self.store.mark()
         async with self.writer.explaining(resource, name):
             applied = await apply_new(self.writer.client, item) if known is None else None
@@ -70,6 +87,14 @@ class ChildWriter:
         if resource != SECRETS:
             self.store.put(resource, applied, since=since)
         _log.info("applied", kind=item["kind"], object=name)
+
+    def _check_pods(self, workload: Object) -> None:
+        if (finding := next(unsafe_fields(workload, self.options), None)) is not None:
+            raise UnsafeTemplate(
+                f"{workload['kind']} {workload['metadata']['name']} is not applied, because the "
+                f"pod template that was recorded for it was changed: {finding}; delete the "
+                "ConfigMaps of the pipeline's revisions, so that the operator writes them again"
+            )
 
     async def apply_all(self, items: Sequence[Object], uid: str) -> None:
         """Apply objects in their order; those that nothing orders at the same time.

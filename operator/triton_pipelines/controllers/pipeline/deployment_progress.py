@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, JOBS
 from triton_pipelines.cluster.store import Key, Store, owner_key
-from triton_pipelines.controllers.timestamps import timestamp
+from triton_pipelines.controllers.timestamps import moment, timestamp
 
 from .owner_references import owned
 from .pod_problems import Problem
@@ -18,6 +19,8 @@ from .snapshot import Snapshot
 
 # How long a preflight counts as a rollout. One that does not pass must not keep others waiting.
 PREFLIGHT_TIME: Final = dt.timedelta(minutes=5)
+# The same for a Deployment without progress, such as a paused one: the default progress deadline.
+STALLED_TIME: Final = dt.timedelta(minutes=15)
 
 
 def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
@@ -65,15 +68,28 @@ def is_rolling_out(deployment: Mapping[str, Any]) -> bool:
     This is so until its controller has seen the template and has either completed or given up on
     it.
     """
-    status = deployment.get("status") or {}
-    if int(status.get("observedGeneration") or 0) < int(
-        deployment["metadata"].get("generation") or 0
-    ):
-        return True
-    progressing: Mapping[str, Any] = next(
-        (item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {}
+    reason = _progressing(deployment).get("reason")
+    return not _is_observed(deployment) or reason not in (
+        "NewReplicaSetAvailable",
+        "ProgressDeadlineExceeded",
     )
-    return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
+
+
+def _is_observed(deployment: Mapping[str, Any]) -> bool:
+    """Return whether the controller has seen the latest template."""
+    status, metadata = deployment.get("status") or {}, deployment["metadata"]
+    return int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
+
+
+def _progressing(deployment: Mapping[str, Any]) -> Mapping[str, Any]:
+    conditions = (deployment.get("status") or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == "Progressing"), {})
+
+
+def _is_stalled(deployment: Mapping[str, Any], now: dt.datetime) -> bool:
+    """Return whether a rollout has made no progress for :data:`STALLED_TIME`."""
+    progress = moment(str(_progressing(deployment).get("lastUpdateTime") or ""))
+    return _is_observed(deployment) and progress is not None and now - progress > STALLED_TIME
 
 
 def job_end(job: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -96,16 +112,33 @@ def is_preflight(workload: Mapping[str, Any]) -> bool:
     return workload["kind"] == JOBS.kind and is_component
 
 
+def may_roll(rolling: Set[Key], key: Key, limit: int) -> bool:
+    """Return whether a pipeline may begin a rollout that its spec did not cause.
+
+    Changes of specs roll out without a place, so a namespace could occupy all of them at any time.
+    Whatever it does, it leaves one place to other namespaces.
+
+    Args:
+        rolling: pipelines that are rolling out.
+        key: the pipeline.
+        limit: number of places.
+    """
+    counts = Counter(namespace for namespace, name in rolling if (namespace, name) != key)
+    own = counts.pop(key[0], 0)
+    return own + sum(min(count, max(1, limit - 1)) for count in counts.values()) < limit
+
+
 def rolling_pipelines(store: Store, now: dt.datetime) -> set[Key]:
     """Return the pipelines whose own Deployment is rolling out, or is about to after a preflight.
 
     Others' Deployments with a pipeline's labels must not take the places of pipelines. Nor must a
-    preflight that does not pass: it counts for :data:`PREFLIGHT_TIME`.
+    rollout without progress, or a preflight that does not pass: these count for
+    :data:`STALLED_TIME` and :data:`PREFLIGHT_TIME`.
     """
     rolling = set[Key]()
     for key in store.matching(DEPLOYMENTS, is_rolling_out):
         pipeline, item = store.get(INFERENCE_PIPELINES, *key), store.get(DEPLOYMENTS, *key)
-        if pipeline is None or item is None:
+        if pipeline is None or item is None or _is_stalled(item, now):
             continue
         if owned(item, pipeline["metadata"].get("uid", "")):
             rolling.add(key)

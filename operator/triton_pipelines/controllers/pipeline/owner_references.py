@@ -18,6 +18,10 @@ class FormerChild(Exception):  # noqa: N818
     """An object of a former pipeline of the same name has not gone yet."""
 
 
+class UnsafeTemplate(Exception):  # noqa: N818
+    """A recorded pod template would give pods more than authors of pipelines may give them."""
+
+
 def owned(item: Mapping[str, Any], uid: str) -> bool:
     """Return whether the pipeline with this ``uid`` is an owner of the object."""
     return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or ())

@@ -50,7 +50,7 @@ from .chain import Context
 from .child_writer import REJECTIONS, ChildWriter
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
-from .deployment_progress import rolling_pipelines
+from .deployment_progress import may_roll, rolling_pipelines
 from .effective_spec import Resolver
 from .owner_references import FormerChild
 from .planner import plan
@@ -296,7 +296,7 @@ class Reconciler:
 
     def _may_roll(self, key: Key) -> bool:
         rolling = rolling_pipelines(self.store, self.clock()) | self._starting
-        return len(rolling - {key}) < self.max_concurrent_rollouts
+        return may_roll(rolling, key, self.max_concurrent_rollouts)
 
     # --- apply ------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Reconciler:
 
     def _writer(self, key: Key, decided: Plan) -> ChildWriter:
         writer = Writer.of(self.client, key[0], decided.account)
-        return ChildWriter(self.client, writer, self.store, key[0])
+        return ChildWriter(self.client, writer, self.store, key[0], self.options)
 
     async def _create_optional_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a preflight and a tuning run need, and return whether that was rejected.
