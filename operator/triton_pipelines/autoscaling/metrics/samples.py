@@ -115,7 +115,7 @@ class MetricsFailure:
     problem: MetricsProblem
     """Why, as a reason."""
     message: str
-    """Why, for people, with what to check; holds no secret."""
+    """Why, for people, with what to check; without secrets and without figures that change often."""
     source: str = ""
     """Where metrics come from, for people."""
 
