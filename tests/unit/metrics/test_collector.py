@@ -224,7 +224,7 @@ async def test_no_series_at_all_gets_a_checklist(
     messages.check(said.message)
     for part in (
         "PodMonitor",
-        "does Prometheus select it",
+        "Prometheus selects it",
         "do series arrive",
         'nv_inference_request_success{namespace="default",pod="a"}',
     ):
