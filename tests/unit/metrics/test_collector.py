@@ -225,7 +225,7 @@ async def test_no_series_at_all_gets_a_checklist(
     for part in (
         "PodMonitor",
         "Prometheus selects it",
-        "do series arrive",
+        "series arrive",
         'nv_inference_request_success{namespace="default",pod="a"}',
     ):
         assert part in said.message
