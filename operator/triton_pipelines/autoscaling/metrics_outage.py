@@ -25,10 +25,10 @@ def missing_samples(detail: str, source: str) -> MetricsFailure:
     where = f" in {source}" if source else ""
     return MetricsFailure(
         MetricsProblem.MISSING,
-        f"no usable samples{where}: {detail}. Check: 1. is there a PodMonitor"
-        " (spec.observability.podMonitor), and does Prometheus select it? 2. are the pods' targets"
-        " up (port 8002)? 3. does nv_inference_request_success have the labels namespace and pod?"
-        " 4. is --allow-metrics or counter_latencies turned off in server.args?",
+        f"no usable samples{where}: {detail}. Check that (1) there is a PodMonitor"
+        " (spec.observability.podMonitor) and Prometheus selects it, (2) the pods' targets are"
+        " up (port 8002), (3) nv_inference_request_success has the labels namespace and pod,"
+        " (4) server.args turn off neither --allow-metrics nor counter_latencies",
     )
 
 
@@ -36,6 +36,6 @@ def stale_samples(detail: str) -> MetricsFailure:
     """Return the failure for samples that are all too old."""
     return MetricsFailure(
         MetricsProblem.STALE,
-        f"{detail}. Check: 1. are the pods' targets up? 2. is Prometheus falling behind? 3. "
-        "are the clocks synchronized?",
+        f"{detail}. Check that (1) the pods' targets are up, (2) Prometheus is not falling "
+        "behind, (3) the clocks are synchronized",
     )

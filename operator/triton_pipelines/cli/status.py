@@ -262,7 +262,7 @@ async def poll_pipelines(
                 EXIT_USAGE,
             ) from error
         raise CommandError(
-            f"the cluster has no resource {names.KIND}; install the operator, or install "
+            f"{names.KIND} is not installed in the cluster; install the operator, or install "
             "only the CRD with `tritonpipe crd`"
         ) from error
     except LoginError as error:

@@ -303,9 +303,11 @@ async def test_alternating_managers_are_named_and_not_fought(
                 await scale(admin, INFERENCE_PIPELINES, namespace, number)
             await eventually("it is followed", partial(_has, admin, namespace, number))
         found = await conflict(
-            admin, namespace, "argocd and keda alternately write spec.replicas of this pipeline"
+            admin,
+            namespace,
+            "argocd and keda overwrite each other's spec.replicas of this pipeline",
         )
-        assert "remove replicas from the manifest that is applied" in found["message"]
+        assert "remove replicas from the applied manifest" in found["message"]
         await ready(admin, namespace, 3)
         before = writes(proxy)
         for manager in ("argocd", "helm"):

@@ -224,8 +224,8 @@ async def test_no_series_at_all_gets_a_checklist(
     messages.check(said.message)
     for part in (
         "PodMonitor",
-        "does Prometheus select it",
-        "do series arrive",
+        "Prometheus selects it",
+        "series arrive",
         'nv_inference_request_success{namespace="default",pod="a"}',
     ):
         assert part in said.message

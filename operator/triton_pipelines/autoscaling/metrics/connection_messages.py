@@ -40,13 +40,13 @@ def forbidden_connection(name: str, namespace: str, permitted: Iterable[str]) ->
         namespace: The pipeline's namespace.
         permitted: The connections that this namespace may use.
     """
-    known = ", ".join(sorted(permitted))
-    remedy = f"Use one of {known}, or add" if known else "Add"
+    known = " or ".join(repr(one) for one in sorted(permitted))
+    remedy = f"Use {known}, or add" if known else "Add"
     return MetricsFailure(
         MetricsProblem.ERROR,
         (
-            f"spec.scaling.prometheusRef: the connection {name!r} is not available to pipelines "
-            f"of namespace {namespace}. {remedy} the namespace to namespaces of the connection "
+            f"spec.scaling.prometheusRef: connection {name!r} is not available to pipelines in "
+            f"namespace {namespace}. {remedy} {namespace} to the namespaces of that connection "
             "in the chart's prometheus.connections (--metrics-connections)"
         ),
         source_name(name),

@@ -181,21 +181,21 @@ def _failure(
     of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
     checks = {
         MetricsProblem.MISSING: (
-            "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does "
-            "Prometheus select it (its labels and namespace), is the target up? 3. do series "
+            "(1) there is a PodMonitor (spec.observability.podMonitor, or the chart's), (2) "
+            "Prometheus selects it (its labels and namespace) and the target is up, (3) series "
             "arrive with these labels"
         ),
         MetricsProblem.STALE: (
-            "1. is the target still up? 2. is Prometheus falling behind, or was it "
-            "restarted? 3. do series arrive"
+            "(1) the target is still up, (2) Prometheus is not falling behind and was not "
+            "restarted, (3) series arrive"
         ),
         MetricsProblem.PARTIAL: (
-            "1. are all models loaded? 2. do relabeling rules drop series? 3. do series "
+            "(1) all models are loaded, (2) relabeling rules drop no series, (3) series "
             "arrive once for each pod and model"
         ),
     }
     return MetricsFailure(
         problem,
-        f"{source} has no usable samples for {of}: {why}. Check: {checks[problem]}: {query}",
+        f"{source} has no usable samples for {of}: {why}. Check that {checks[problem]}: {query}",
         source,
     )

@@ -115,7 +115,7 @@ class MetricsFailure:
     problem: MetricsProblem
     """Why, as a reason."""
     message: str
-    """Why, for people, with what to check; holds no secret."""
+    """Why, for people, with what to check; has no secret, and no figure that changes often."""
     source: str = ""
     """Where metrics come from, for people."""
 

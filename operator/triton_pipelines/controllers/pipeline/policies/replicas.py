@@ -373,9 +373,9 @@ def _alternation_message(
         + counted(number, "pod is kept", "pods are kept")
     )
     return (
-        f"{alternating.alternating} alternately write spec.replicas of this pipeline, "
-        f"{follows}; remove all but one of them. To keep an autoscaler, remove replicas from the "
-        "manifest that is applied (Git, a chart, kubectl apply); otherwise, remove the "
+        f"{alternating.alternating} overwrite each other's spec.replicas of this pipeline, "
+        f"{follows}; let only one of them write it. To keep an autoscaler, remove replicas from "
+        "the applied manifest (Git, a chart, kubectl apply); otherwise, remove the "
         "autoscaler"
     )
 

@@ -107,7 +107,7 @@ def unknown_latency_warnings(reason: str) -> list[Finding]:
     """Return the warning that the p99 is unknown for this ``reason``; none if that is empty."""
     if not reason:
         return []
-    text = f"{UNKNOWN}: {reason}; if the revision violates the SLO, it is not rolled back"
+    text = f"{UNKNOWN}: {reason}; a revision that violates the SLO is not rolled back"
     return [Finding(UNKNOWN_PATH, text, Severity.WARNING, code=FindingCode.LATENCY_UNKNOWN)]
 
 
