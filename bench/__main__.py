@@ -24,6 +24,7 @@ from bench import (
     step_response,
     tuner,
 )
+from bench.server_comparison import run as server_comparison
 
 BENCHMARKS = {
     **dict.fromkeys(("O1", "O2", "O3", "O4", "O6"), scale.run),
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "S4": stages.run,
     "S5": stages.run,
     "S6": equality.run,
+    "S7": server_comparison.run,
     "S8": padding_free.run,
     "S9": native_step.run,
     "overload": overload.run,

@@ -27,6 +27,7 @@ import numpy as np
 import yaml
 
 from bench import gpu_watch, plots, real_step
+from bench.process_tree import cpu_seconds
 from bench.results import FOLDER, thresholds, write
 from e2e.load.workloads import TOKENIZER
 from e2e.models import tree
@@ -286,31 +287,6 @@ def measured(
     return {
         name: Found(SweepResult(spec, tuple(summaries[name])), tuple(costs[name])) for name in found
     }
-
-
-def cpu_seconds() -> float:
-    """CPU of all processes that this one started and those started.
-
-    Triton, its python stubs, the services. Clients are this process itself.
-    """
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # Behind the name, which may hold anything: state, parent, …, ticks in user and kernel
-            # mode.
-            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            pid = int(stat.parent.name)
-            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-
-    def ours(pid: int) -> bool:
-        while pid > 1:
-            pid = parents.get(pid, 0)
-            if pid == os.getpid():
-                return True
-        return False
-
-    return sum(count for pid, count in ticks.items() if ours(pid)) / os.sysconf("SC_CLK_TCK")
 
 
 def run() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.baselines import cpu_seconds
+from bench.process_tree import cpu_seconds
 from bench.results import thresholds, write
 from e2e.local import native
 from e2e.models import tree

@@ -8,7 +8,9 @@ A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends
 ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
 changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
 perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``overhead``,
-``limits`` (of queues); - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU);
+``limits`` (of queues);
+- ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU);
+- ``servers``, ``servers-many``, ``outside-model``, ``shares``, ``losses`` (of model servers);
 - ``setup``: workload, what was simulated or replaced, machine and command; - ``plots``: plots by
 name, those that exist.
 """
@@ -24,6 +26,7 @@ from typing import Any
 
 from bench import step_tables
 from bench.results import FOLDER, thresholds
+from bench.server_comparison import tables as server_tables
 
 ROOT = FOLDER.parent
 PAGES = ROOT / "docs" / "benchmarks"
@@ -421,6 +424,11 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "gains": lambda found: table(*step_tables.gains(found)),
     "costs": lambda found: table(*step_tables.costs(found)),
     "offline": lambda found: table(*step_tables.offline(found)),
+    "servers": lambda found: table(*server_tables.throughput(found, server_tables.ONE)),
+    "servers-many": lambda found: table(*server_tables.throughput(found, server_tables.MANY)),
+    "outside-model": lambda found: table(*server_tables.outside_model(found)),
+    "shares": lambda found: table(*server_tables.shares(found)),
+    "losses": lambda found: table(*server_tables.losses(found)),
     "place": lambda found: _wrapped(step_tables.place(found)),
 }
 

@@ -1,0 +1,1 @@
+"""The other servers' applications; each runs in its server's own environment."""
