@@ -322,7 +322,7 @@ FAULTS = {
         MetricsProblem.PARTIAL,
         "no series for model tokenizer",
     ),
-    "everything lacks": (Fault(rewrite=without(".")), MetricsProblem.STALE, r"is \d+ s old"),
+    "everything lacks": (Fault(rewrite=without(".")), MetricsProblem.STALE, r"more than \d+ s old"),
     "duplicates": (
         Fault(rewrite=doubled),
         MetricsProblem.PARTIAL,

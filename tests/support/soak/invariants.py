@@ -139,7 +139,8 @@ def scaling_has_metrics(seen: Observation) -> list[str]:
         if available.get("status") != "True":
             found.append(f"{name}: MetricsAvailable is {available.get('status')}")
         elif verdict != "Idle":
-            found.append(f"{name}: scaling reports {verdict}, not Idle")
+            why = _condition(status, "ScalingActive").get("message")
+            found.append(f"{name}: scaling reports {verdict}, not Idle: {why}")
     return found
 
 
