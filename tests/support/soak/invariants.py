@@ -130,7 +130,10 @@ def instance_counts_match(seen: Observation) -> list[str]:
 
 
 def scaling_has_metrics(seen: Observation) -> list[str]:
-    """Scaling reads the metrics of every pipeline and finds it idle: its pods have no traffic."""
+    """Scaling reads the metrics of every pipeline and sees no load: its pods have no traffic.
+
+    A new leader knows no history, so its first verdict is Unknown.
+    """
     found = []
     for item in seen.pipelines:
         name, status = item["metadata"]["name"], item.get("status") or {}
@@ -138,9 +141,9 @@ def scaling_has_metrics(seen: Observation) -> list[str]:
         verdict = (status.get("scaling") or {}).get("bottleneck")
         if available.get("status") != "True":
             found.append(f"{name}: MetricsAvailable is {available.get('status')}")
-        elif verdict != "Idle":
+        elif verdict not in ("Idle", "Unknown"):
             why = _condition(status, "ScalingActive").get("message")
-            found.append(f"{name}: scaling reports {verdict}, not Idle: {why}")
+            found.append(f"{name}: scaling reports {verdict}: {why}")
     return found
 
 

@@ -166,7 +166,7 @@ VIOLATED = {
     ],
     invariants.scaling_has_metrics: [
         stored(conditions=[]),
-        stored(scaling={"bottleneck": "Unknown"}),
+        stored(scaling={"bottleneck": "TokenizerBound"}),
         stored(scaling=None),
     ],
     invariants.every_object_has_an_owner: [
