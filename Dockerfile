@@ -2,8 +2,8 @@
 #
 #   docker build --tag triton-pipelines/operator:dev .
 #
-# A stage compiles the native tokenizer (Rust). `--build-arg NATIVE=package` uses the libraries that `make native-release`
-# has put into the package instead; then the build does not pull the Rust image.
+# A stage compiles the native tokenizer (Rust). `--build-arg NATIVE=package` uses the libraries that
+# `make native-release` has put into the package instead; then the build does not pull the Rust image.
 #
 # Behind a package mirror or a private CA, hand both in as secrets; nothing of them ends up in the image:
 #   --secret id=pip-config,src=pip.conf --secret id=ca-bundle,src=ca.crt
@@ -48,7 +48,8 @@ RUN --mount=type=secret,id=pip-config,target=/run/secrets/pip.conf \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_DISABLE_PIP_VERSION_CHECK=1; \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
     python3 -m venv /build/tools; \
-    /build/tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --target /zig --requirement /build/native.txt
+    /build/tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: \
+      --target /zig --requirement /build/native.txt
 
 FROM --platform=${BUILDPLATFORM} ${RUST_IMAGE} AS native-build
 ARG TARGETARCH
@@ -59,7 +60,8 @@ RUN --mount=type=secret,id=ca-bundle,target=/run/secrets/ca.crt \
     set -e; \
     export PATH=/zig/bin:${PATH} CARGO_ZIGBUILD_ZIG_PATH=/zig/ziglang/zig CARGO_TARGET_DIR=/target; \
     export RUSTFLAGS="--remap-path-prefix=/src=native --remap-path-prefix=${CARGO_HOME:-/root/.cargo}=cargo"; \
-    if [ -s /run/secrets/ca.crt ]; then export CARGO_HTTP_CAINFO=/run/secrets/ca.crt SSL_CERT_FILE=/run/secrets/ca.crt; fi; \
+    if [ -s /run/secrets/ca.crt ]; then \
+      export CARGO_HTTP_CAINFO=/run/secrets/ca.crt SSL_CERT_FILE=/run/secrets/ca.crt; fi; \
     case "${TARGETARCH}" in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; *) machine=$(uname -m) ;; esac; \
     if command -v rustup >/dev/null; then rustup target add "${machine}-unknown-linux-gnu"; fi; \
     cargo zigbuild --release --locked --lib --target "${machine}-unknown-linux-gnu.2.28"; \

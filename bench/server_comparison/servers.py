@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -95,10 +95,11 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
         whole = of_triton("handwritten ensemble", handwritten.NAME, server, is_ours=False)
         endpoints += whole[1:2]
         app = model_folder(files, folder / "app")
-        for start in (mosec, mosec_untuned, mosec_binary, litserve):
+        for server_app in COUNTING_APPS:
             # These count requests, the others rows.
             one, many = (
-                stack.enter_context(start(app, encoder.MAX_ROWS // texts)) for texts in (1, MANY)
+                stack.enter_context(counts_requests(server_app, app, encoder.MAX_ROWS // texts))
+                for texts in (1, MANY)
             )
             endpoints.append(replace(one, many=many))
         endpoints.append(stack.enter_context(bentoml(app)))
@@ -187,44 +188,17 @@ def _column(texts: Sequence[str]) -> NDArray[Any]:
 # --- Other servers --------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def mosec(files: Path, requests: int) -> Iterator[Endpoint]:
-    """Start mosec with JSON."""
-    python = environments.python_of("mosec")
-    with _started([str(python), "-m", f"{APPS}.mosec_app"], files, requests) as (url, pid):
-        yield _by_json("mosec, HTTP JSON", f"{url}/inference", pid)
+def _read_floats(answer: httpx.Response) -> Vectors:
+    return _vectors(np.frombuffer(answer.content, np.float32))
 
 
 @contextlib.contextmanager
-def mosec_untuned(files: Path, requests: int) -> Iterator[Endpoint]:
-    """Start mosec with JSON, and with one run of the model for a whole batch."""
-    python = environments.python_of("mosec")
-    command = [str(python), "-m", f"{APPS}.mosec_app"]
-    with _started(command, files, requests, encoder.MAX_ROWS) as (url, pid):
-        yield _by_json("mosec, HTTP JSON, one run per batch", f"{url}/inference", pid)
-
-
-@contextlib.contextmanager
-def mosec_binary(files: Path, requests: int) -> Iterator[Endpoint]:
-    """Start mosec with binary answers."""
-    python = environments.python_of("mosec")
-    with _started([str(python), "-m", f"{APPS}.mosec_app", "--binary"], files, requests) as (
-        url,
-        pid,
-    ):
-
-        def read(answer: httpx.Response) -> Vectors:
-            return _vectors(np.frombuffer(answer.content, np.float32))
-
-        yield _by_json("mosec, binary answers", f"{url}/inference", pid, read=read)
-
-
-@contextlib.contextmanager
-def litserve(files: Path, requests: int) -> Iterator[Endpoint]:
-    """Start LitServe."""
-    python = environments.python_of("litserve")
-    with _started([str(python), "-m", f"{APPS}.litserve_app"], files, requests) as (url, pid):
-        yield _by_json("LitServe, HTTP JSON", f"{url}/predict", pid)
+def counts_requests(app: CountingApp, files: Path, requests: int) -> Iterator[Endpoint]:
+    """Start an application whose batches are limited to this number of requests."""
+    python = environments.python_of(app.server)
+    command = [str(python), "-m", f"{APPS}.{app.server}_app", *app.options]
+    with _started(command, files, requests, app.run_rows) as (url, pid):
+        yield _by_json(app.name, f"{url}/{app.path}", pid, read=app.read)
 
 
 @contextlib.contextmanager
@@ -250,6 +224,31 @@ def _read_lists(answer: httpx.Response) -> Vectors:
     """Return the embeddings of a JSON answer, which may have a field for them."""
     found = answer.json()
     return _vectors(found["embeddings"] if isinstance(found, dict) else found)
+
+
+@dataclass(frozen=True)
+class CountingApp:
+    """An application in ``apps`` that limits batches by requests, not by rows."""
+
+    name: str
+    """Row of the tables."""
+    server: str
+    """The server's package."""
+    path: str
+    options: tuple[str, ...] = ()
+    run_rows: int = encoder.TUNED_RUN_ROWS
+    """Rows of one run of the model."""
+    read: Callable[[httpx.Response], Vectors] = _read_lists
+
+
+COUNTING_APPS: Final = (
+    CountingApp("mosec, HTTP JSON", "mosec", "inference"),
+    CountingApp(
+        "mosec, HTTP JSON, one run per batch", "mosec", "inference", run_rows=encoder.MAX_ROWS
+    ),
+    CountingApp("mosec, binary answers", "mosec", "inference", ("--binary",), read=_read_floats),
+    CountingApp("LitServe, HTTP JSON", "litserve", "predict"),
+)
 
 
 def _by_json(

@@ -5,12 +5,16 @@ Its models are tokenizer, ONNX runner, postprocess and ensemble.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+from e2e.local import native
 from tests.support import tinymodel
-from tests.support.triton import write_model
+from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
+from triton_pipelines.triton.local_server import LocalTriton
 
 ENSEMBLE, TOKENIZER, MODEL, POSTPROCESS = "pipeline", "tokenizer", "model", "postprocess"
 LABELS = ("negative", "neutral", "positive")
@@ -181,3 +185,12 @@ def write_pipeline(
             ],
         ),
     )
+
+
+@contextlib.contextmanager
+def native_tokenizer_server(repository: Path) -> Iterator[LocalTriton]:
+    """Run a real tritonserver with the pipeline's tokenizer; the native library is in place."""
+    native.install()
+    write_pipeline(repository)
+    with triton_server(repository, [TOKENIZER]) as running:
+        yield running

@@ -26,7 +26,7 @@ def source(step: str) -> str:
 
 @functools.cache
 def tracing_source() -> str:
-    """Text of the file that Triton runs around a step's ``model.py`` while the pipeline is traced."""
+    """Return the file that Triton runs around a step's ``model.py`` while it is traced."""
     return importlib.resources.files(__name__).joinpath("tracing.py").read_text(encoding="utf-8")
 
 

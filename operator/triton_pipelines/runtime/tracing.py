@@ -1,15 +1,19 @@
 """Spans of a step on Triton's python backend, as children of Triton's own spans.
 
-Triton runs this file instead of the step's ``model.py`` while ``observability.tracing`` is set. It imports that file and sends one span for each traced
-request: from the call of ``execute`` until the call returns. Requests that Triton does not sample have no trace context and cost one look-up.
+Triton runs this file instead of the step's ``model.py`` while ``observability.tracing`` is set.
+The file imports ``model.py`` and sends one span for each traced request: from the call of
+``execute`` until the call returns. A request that Triton does not sample has no trace context and
+costs one look-up.
 
 Configuration (``parameters`` of config.pbtxt):
-    tritonpipe.trace_endpoint   OTLP over HTTP, such as http://collector:4318/v1/traces; spans are sent as JSON, as Triton sends its own
+    tritonpipe.trace_endpoint   OTLP over HTTP, such as http://collector:4318/v1/traces; spans are
+                                sent as JSON, as Triton sends its own
     tritonpipe.trace_service    service.name of the spans
     tritonpipe.trace_namespace  service.namespace of the spans
 
-The stock Triton image has no OpenTelemetry package, hence the small exporter below. Its limits are the defaults of OpenTelemetry's batch span processor,
-with a shorter delay. Spans are dropped, and inference goes on, while the collector does not accept them.
+The stock Triton image has no OpenTelemetry package, hence the small exporter below. Its limits are
+the defaults of OpenTelemetry's batch span processor, with a shorter delay. While the collector does
+not accept spans, they are dropped, and inference goes on.
 """
 
 from __future__ import annotations
@@ -39,11 +43,17 @@ INTERNAL, ERROR = 1, 2  # OTLP: SpanKind, StatusCode
 
 def attribute(key: str, value: str | int) -> dict[str, Any]:
     """An attribute in OTLP's JSON; 64-bit integers are strings there."""
-    return {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}}
+    return {
+        "key": key,
+        "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)},
+    }
 
 
 def parent_of(request: Any) -> dict[str, str] | None:
-    """Trace id, parent's span id and trace state of a request; None where it is not traced, or Triton is too old to say."""
+    """Return trace id, parent's span id and trace state of a request.
+
+    None if the request is not traced, or if Triton is too old to tell.
+    """
     trace: Any = request.trace() if hasattr(request, "trace") else None
     context = trace.get_context() if hasattr(trace, "get_context") else None
     if not context:
@@ -53,7 +63,11 @@ def parent_of(request: Any) -> dict[str, str] | None:
     if len(parts) < 4:
         return None
     state = carrier.get("tracestate")
-    return {"traceId": parts[1], "parentSpanId": parts[2], **({"traceState": state} if state else {})}
+    return {
+        "traceId": parts[1],
+        "parentSpanId": parts[2],
+        **({"traceState": state} if state else {}),
+    }
 
 
 class Exporter:
@@ -96,7 +110,9 @@ class Exporter:
 
     def _send(self, spans: list[dict[str, Any]]) -> None:
         scopes = [{"scope": {"name": "tritonpipe"}, "spans": spans}]
-        body = json.dumps({"resourceSpans": [{"resource": self._resource, "scopeSpans": scopes}]}).encode()
+        body = json.dumps(
+            {"resourceSpans": [{"resource": self._resource, "scopeSpans": scopes}]}
+        ).encode()
         # The resource's schema admits http and https only.
         request = urllib.request.Request(self._endpoint, body, {"Content-Type": "application/json"})  # noqa: S310
         try:
@@ -104,7 +120,8 @@ class Exporter:
                 response.read()
         except Exception as error:  # of any kind: tracing must not end the thread, nor the step
             if not self._failing:
-                print(f"tritonpipe: cannot send spans to {self._endpoint}, they are dropped: {error}", file=sys.stderr, flush=True)
+                text = f"cannot send spans to {self._endpoint}, they are dropped: {error}"
+                print(f"tritonpipe: {text}", file=sys.stderr, flush=True)
             self._failing = True
         else:
             self._failing = False
@@ -117,7 +134,8 @@ class TritonPythonModel(Model):  # type: ignore[valid-type, misc]  # known only 
         """Start the exporter after the step's own ``initialize``, which may refuse the load."""
         if hasattr(super(), "initialize"):
             super().initialize(args)
-        parameters = {key: value["string_value"] for key, value in json.loads(args["model_config"]).get("parameters", {}).items()}
+        found = json.loads(args["model_config"]).get("parameters", {})
+        parameters = {key: value["string_value"] for key, value in found.items()}
         self._tritonpipe_name = args["model_name"]
         self._tritonpipe_attributes = [
             attribute("triton.model_name", args["model_name"]),
@@ -153,7 +171,9 @@ class TritonPythonModel(Model):  # type: ignore[valid-type, misc]  # known only 
             super().finalize()
         self._tritonpipe_exporter.close()
 
-    async def _tritonpipe_await(self, result: Any, parents: list[dict[str, str] | None], start: int) -> Any:
+    async def _tritonpipe_await(
+        self, result: Any, parents: list[dict[str, str] | None], start: int
+    ) -> Any:
         try:
             responses = await result
         except BaseException:
@@ -162,13 +182,17 @@ class TritonPythonModel(Model):  # type: ignore[valid-type, misc]  # known only 
         self._tritonpipe_end(parents, start, responses)
         return responses
 
-    def _tritonpipe_end(self, parents: list[dict[str, str] | None], start: int, responses: Any, failed: bool = False) -> None:
+    def _tritonpipe_end(
+        self, parents: list[dict[str, str] | None], start: int, responses: Any, failed: bool = False
+    ) -> None:
         end = time.time_ns()
         for index, parent in enumerate(parents):
             if parent is None:
                 continue
             # A decoupled model returns nothing here; a wrong list is Triton's to refuse.
-            response = responses[index] if isinstance(responses, list) and index < len(responses) else None
+            response = (
+                responses[index] if isinstance(responses, list) and index < len(responses) else None
+            )
             error = failed or (response is not None and response.has_error())
             self._tritonpipe_exporter.add(
                 {
@@ -178,7 +202,10 @@ class TritonPythonModel(Model):  # type: ignore[valid-type, misc]  # known only 
                     "kind": INTERNAL,
                     "startTimeUnixNano": str(start),
                     "endTimeUnixNano": str(end),
-                    "attributes": [*self._tritonpipe_attributes, attribute("tritonpipe.requests", len(parents))],
+                    "attributes": [
+                        *self._tritonpipe_attributes,
+                        attribute("tritonpipe.requests", len(parents)),
+                    ],
                     "status": {"code": ERROR} if error else {},
                 }
             )

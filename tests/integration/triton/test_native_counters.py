@@ -9,12 +9,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from e2e.local import native
 from tests.integration.triton.test_native_tokenizer import IDS, Steps
 from tests.support import pipelines, tinymodel
 from tests.support.operators import eventually
 from tests.support.python_backend import texts
-from tests.support.triton import triton_server
 from triton_pipelines.autoscaling.metrics.metrics_page import parse_metrics_page
 from triton_pipelines.autoscaling.metrics.samples import ModelCounters
 from triton_pipelines.triton.client import TritonClient
@@ -26,10 +24,7 @@ WORDS = "the quick fox " * 2_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    native.install()
-    repository = tmp_path_factory.mktemp("repository")
-    pipelines.write_pipeline(repository)
-    with triton_server(repository, [pipelines.TOKENIZER]) as running:
+    with pipelines.native_tokenizer_server(tmp_path_factory.mktemp("repository")) as running:
         yield running
 
 

@@ -20,13 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from e2e.local import native
 from e2e.models import tree
 from tests.support import pipelines, tinymodel
 from tests.support.pipelines import tensor
 from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.tokenizerkinds import MAKES, OUTPUTS, TEXT, Make
-from tests.support.triton import triton_server, write_model
+from tests.support.triton import write_model
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import PlanLibrary
 from triton_pipelines.loader.native_library import copy_library
@@ -136,10 +135,7 @@ class Steps:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    native.install()
-    repository = tmp_path_factory.mktemp("repository")
-    pipelines.write_pipeline(repository)
-    with triton_server(repository, [pipelines.TOKENIZER]) as running:
+    with pipelines.native_tokenizer_server(tmp_path_factory.mktemp("repository")) as running:
         yield running
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+_TEST_LINK = re.compile(r"\[(test_\w+)\]\(([^)]+)\)")
 _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
 
 
@@ -92,6 +93,19 @@ def links(page: Path) -> list[str]:
     return re.findall(r"\]\(\s*<?([^)>\s]+)>?[^)]*\)", text) + re.findall(
         r"^\[[^]]+\]:\s*(\S+)", text, re.MULTILINE
     )
+
+
+def linked_tests(page: Path, cell: str) -> tuple[int, list[str]]:
+    """Return how many tests a table's cell links, and what is wrong with these links."""
+    links = _TEST_LINK.findall(cell)
+    wrong = []
+    for test, file in links:
+        path = (page.parent / file).resolve()
+        if not path.is_file():
+            wrong.append(f"{file} does not exist")
+        elif test not in functions(path.read_text(encoding="utf-8")):
+            wrong.append(f"{file} has no {test}")
+    return len(links), wrong
 
 
 def functions(source: str) -> set[str]:

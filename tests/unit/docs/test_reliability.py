@@ -12,7 +12,6 @@ from tests.support.soak.invariants import INVARIANTS
 from tests.unit.docs import markdown
 
 PAGE = markdown.ROOT / "docs" / "benchmarks" / "reliability.md"
-LINK = re.compile(r"\[(test_\w+)\]\(([^)]+)\)")
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
@@ -36,15 +35,10 @@ def faults(text: str) -> list[str]:
         if header[-1] != "Test":
             continue
         for row in rows:
-            links = LINK.findall(row[-1])
+            links, wrong = markdown.linked_tests(PAGE, row[-1])
             if not links and row[-1] != "the same test":
                 found.append(f"{row[0]}: names no test")
-            for name, file in links:
-                path = (PAGE.parent / file).resolve()
-                if not path.is_file():
-                    found.append(f"{row[0]}: {file} does not exist")
-                elif name not in markdown.functions(path.read_text(encoding="utf-8")):
-                    found.append(f"{row[0]}: {file} has no {name}")
+            found += [f"{row[0]}: {problem}" for problem in wrong]
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,28 +10,23 @@ from tests.unit.docs import markdown
 
 PAGE = markdown.ROOT / "docs" / "user" / "threat-model.md"
 HEADER = "| Claim | Mechanism | Tests |"
-LINK = re.compile(r"\[(test_\w+)\]\(([^)]+)\)")
 
 
-def claims(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The claims of the page, each with the names and files of its tests."""
+def claims(text: str) -> Iterator[tuple[str, str]]:
+    """The claims of the page, each with the cell that names its tests."""
     table = text.partition(HEADER)[2].partition("\n\n")[0]
     for row in table.splitlines()[2:]:
         claim, _, tests = row.strip("| ").split(" | ")
-        yield claim, LINK.findall(tests)
+        yield claim, tests
 
 
 def faults(text: str) -> list[str]:
     """What is wrong with the table."""
     found = []
     for claim, tests in claims(text):
-        found += [] if tests else [f"{claim}: names no test"]
-        for name, file in tests:
-            path = (PAGE.parent / file).resolve()
-            if not path.is_file():
-                found.append(f"{claim}: {file} does not exist")
-            elif name not in markdown.functions(path.read_text(encoding="utf-8")):
-                found.append(f"{claim}: {file} has no {name}")
+        links, wrong = markdown.linked_tests(PAGE, tests)
+        found += [f"{claim}: {problem}" for problem in wrong]
+        found += [] if links else [f"{claim}: names no test"]
     return found
 
 

@@ -20,9 +20,13 @@ OLDEST_PYTHON = (3, 10)
 ALLOWED = {"numpy", "tokenizers", "onnxruntime", "triton_python_backend_utils"}
 
 
-@pytest.mark.parametrize("step", runtime.STEPS)
-def test_imports_and_syntax(step: str) -> None:
-    tree = ast.parse(runtime.source(step), feature_version=OLDEST_PYTHON)
+def imported_packages(source: str) -> set[str]:
+    """Return the packages that a file imports.
+
+    Raises:
+        SyntaxError: The oldest Python cannot read it.
+    """
+    tree = ast.parse(source, feature_version=OLDEST_PYTHON)
     imported = {
         alias.name
         for node in ast.walk(tree)
@@ -30,7 +34,12 @@ def test_imports_and_syntax(step: str) -> None:
         for alias in node.names
     }
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    roots = {name.split(".")[0] for name in imported}
+    return {name.split(".")[0] for name in imported}
+
+
+@pytest.mark.parametrize("step", runtime.STEPS)
+def test_imports_and_syntax(step: str) -> None:
+    roots = imported_packages(runtime.source(step))
     assert roots - ALLOWED <= sys.stdlib_module_names
     assert "numpy" in roots
 
@@ -52,15 +61,7 @@ def test_packages_of_the_site_folders_come_after_the_images_own(step: str, tmp_p
 
 
 def test_the_file_that_traces_a_step_needs_only_the_standard_library() -> None:
-    tree = ast.parse(runtime.tracing_source(), feature_version=OLDEST_PYTHON)
-    imported = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+    assert imported_packages(runtime.tracing_source()) <= sys.stdlib_module_names
 
 
 def test_an_unknown_step_is_named() -> None:
