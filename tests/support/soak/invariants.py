@@ -54,16 +54,12 @@ def one_replica_leads(seen: Observation) -> list[str]:
 
 
 def nothing_is_written_when_settled(seen: Observation) -> list[str]:
-    """A settled operator writes nothing but its Lease, and once a minute figures in a status."""
-    found, statuses = [], set[str]()
-    for write in seen.writes:
-        if write.at < seen.settled_since or write.is_lease:
-            continue
-        if write.is_status and write.target not in statuses:
-            statuses.add(write.target)
-            continue
-        found.append(f"{write.replica} wrote after everything had settled: {_text(write)}")
-    return found
+    """A settled operator writes nothing but its Lease."""
+    return [
+        f"{write.replica} wrote after everything had settled: {_text(write)}"
+        for write in seen.writes
+        if write.at >= seen.settled_since and not write.is_lease
+    ]
 
 
 def status_matches_spec(seen: Observation) -> list[str]:
@@ -130,10 +126,7 @@ def instance_counts_match(seen: Observation) -> list[str]:
 
 
 def scaling_has_metrics(seen: Observation) -> list[str]:
-    """Scaling reads the metrics of every pipeline and sees no load: its pods have no traffic.
-
-    A new leader knows no history, so its first verdict is Unknown.
-    """
+    """Scaling reads the metrics of every pipeline and finds it idle: its pods have no traffic."""
     found = []
     for item in seen.pipelines:
         name, status = item["metadata"]["name"], item.get("status") or {}
@@ -141,7 +134,7 @@ def scaling_has_metrics(seen: Observation) -> list[str]:
         verdict = (status.get("scaling") or {}).get("bottleneck")
         if available.get("status") != "True":
             found.append(f"{name}: MetricsAvailable is {available.get('status')}")
-        elif verdict not in ("Idle", "Unknown"):
+        elif verdict != "Idle":
             why = _condition(status, "ScalingActive").get("message")
             found.append(f"{name}: scaling reports {verdict}: {why}")
     return found

@@ -63,10 +63,10 @@ NAMESPACE = "soak"
 PIPELINES = ("ask", "rank", "tag")
 CONVERGED_SECONDS = 60.0
 """Goal: everything is as desired so long after the end of a fault."""
-QUIET_SECONDS = 3.0
+QUIET_SECONDS = 6.0
 """After so long without a write the operator counts as settled, and has to stay so for as long.
 
-That is longer than the interval at which it reads metrics.
+A new leader reads metrics, decides after 2 s and reports the result after 4 s at the earliest.
 """
 _KUBELET_SECONDS = 0.3
 _POLL_SECONDS = 0.7
