@@ -119,9 +119,15 @@ def load_yaml(path: Path) -> list[Any]:
         raise CommandError(
             f"{name}: is not valid YAML: {str(error).splitlines()[0]}", EXIT_USAGE
         ) from error
-    except (RecursionError, TypeError, ValueError) as error:
-        # Valid in YAML but not in JSON, which the API server speaks: a mapping that contains
-        # itself, or a date as a key.
+    except RecursionError as error:
+        raise CommandError(
+            f"{name}: is nested too deeply, or an alias (*name) refers to a value that contains "
+            "it; write the value instead of the alias",
+            EXIT_USAGE,
+        ) from error
+    except (TypeError, ValueError) as error:
+        # Valid in YAML but not in JSON, which the API server speaks: a date as a key, or a mapping
+        # that contains itself.
         raise CommandError(f"{name}: is not a valid resource: {error}", EXIT_USAGE) from error
     return documents
 

@@ -172,7 +172,7 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
             "InferencePipelines",
         ),
         ("metadata: {name: a}", "InferencePipeline"),
-        ("a: &x [*x]", "valid resource"),
+        ("a: &x [*x]", "alias"),
         ("2020-01-01: x", "valid resource"),
     ],
 )
