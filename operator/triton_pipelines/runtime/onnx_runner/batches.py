@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,6 +110,7 @@ class BatchRunner:
         run_cost: fixed cost of a run, in tokens; may be set later.
         warn: told in words when requests will not share runs.
         exact: whether the same product is rounded alike in every shape, as on a CPU.
+        pooled: outputs of which nobody reads what stands at padding; it becomes 0 where rows of a request go apart.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class BatchRunner:
         run_cost: int,
         warn: Callable[[str], None],
         exact: bool = True,
+        pooled: Collection[str] = (),
     ) -> None:
         self._run = run
         self._exact = exact
@@ -129,6 +131,8 @@ class BatchRunner:
         self._tokens = frozenset(pads)
         self._combine = combine
         self._split = False  # whether rows of one request may go apart
+        self._pooled = frozenset(pooled)
+        self._sorts_rows = False  # whether they may also be computed without the padding between them
         self.run_cost = run_cost
         self._warn = warn
         self._length_axes: list[list[int]] = [[] for _ in outputs]
@@ -167,6 +171,8 @@ class BatchRunner:
                 self._pads = {}
                 self._warn(f"requests of different lengths will not share runs: padding a row changes its {name}, so the graph ignores its mask")
                 return
+        columns = zip(self._outputs, self._length_axes, strict=True)
+        self._sorts_rows = self._split and all(not axes or (axes == [1] and name in self._pooled) for name, axes in columns)
 
     def _same(self, alone: Array, padded: Array) -> bool:
         """Whether two answers differ by rounding at most."""
@@ -215,14 +221,63 @@ class BatchRunner:
 
     def answer(self, feeds: list[Feed]) -> list[dict[str, Array] | Exception]:
         """Outputs of every request, or the error of the ones that failed, in order."""
+        pieces: list[Feed] = []
+        lengths: list[int | None] = []
+        spans: list[tuple[int, list[_Rows]]] = []
+        for feed in feeds:
+            length = self._length(feed)
+            parts = self._parts(feed, length) if self._sorts_rows else []
+            spans.append((len(pieces), parts))
+            pieces += [part.feed for part in parts] or [feed]
+            lengths += [part.length for part in parts] or [length]
+        found = self._answers(pieces, lengths)
+        return [
+            self._joined(feed, parts, found[first : first + len(parts)]) if parts else found[first]
+            for feed, (first, parts) in zip(feeds, spans, strict=True)
+        ]
+
+    def _parts(self, feed: Feed, length: int | None) -> list[_Rows]:
+        """The rows of a request by their own length, where it pads them; else nothing."""
+        if length is None or _rows(feed) == 1:
+            return []
+        padding = np.logical_and.reduce([feed[name] == pad for name, pad in self._pads.items() if name in feed])
+        # A row of nothing but padding stays as long as it is: without a mask it may depend on its length.
+        lengths = length - (~padding)[:, ::-1].argmax(axis=1)
+        if lengths.min() == length:
+            return []
+        parts = []
+        for own in np.unique(lengths).tolist():
+            rows = np.flatnonzero(lengths == own)
+            parts.append(_Rows(rows, own, {name: array[rows, :own] if name in self._pads else array[rows] for name, array in feed.items()}))
+        return parts
+
+    def _joined(self, feed: Feed, parts: Sequence[_Rows], answers: Sequence[dict[str, Array] | Exception]) -> dict[str, Array] | Exception:
+        """The outputs of a request from those of its rows, or the error of some of them."""
+        found: list[dict[str, Array]] = []
+        for answer in answers:
+            if isinstance(answer, Exception):
+                return answer
+            found.append(answer)
+        joined = {}
+        for name, axes in zip(self._outputs, self._length_axes, strict=True):
+            leading = 1 + len(axes)  # the axis of rows, and that of tokens
+            rest = found[0][name].shape[leading:]
+            if any(answer[name].shape != (len(part.rows), part.length)[:leading] + rest for part, answer in zip(parts, found, strict=True)):
+                return self._answers([feed], [None])[0]  # long rows do otherwise than the sample
+            joined[name] = np.zeros(feed[next(iter(self._pads))].shape[:leading] + rest, found[0][name].dtype)
+            for part, answer in zip(parts, found, strict=True):
+                joined[name][(part.rows, slice(part.length))[:leading]] = answer[name]
+        return joined
+
+    def _answers(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[dict[str, Array] | Exception]:
+        """Answers of requests of these lengths, whose rows stay together."""
         answers: list[Any] = [None] * len(feeds)
-        lengths = [self._length(feed) for feed in feeds]
         for members in self._runs(feeds, lengths):
             try:
                 results: list[Any] = self._together([feeds[i] for i in members], [lengths[i] for i in members])
             except Exception as error:
                 # One request may have made the run fail: only that one may suffer.
-                results = [error] if len(members) == 1 else [self.answer([feeds[i]])[0] for i in members]
+                results = [error] if len(members) == 1 else [self._answers([feeds[i]], [lengths[i]])[0] for i in members]
             for i, result in zip(members, results, strict=True):
                 answers[i] = result
         return answers
@@ -283,6 +338,14 @@ class BatchRunner:
         if any(len({array.shape[1:] for array in column}) > 1 for column in columns):
             return self._run(feed)  # an output as wide as the rows that were together
         return [np.concatenate(column) for column in columns]
+
+
+class _Rows(NamedTuple):
+    """Rows of one request that have the same length."""
+
+    rows: Array
+    length: int
+    feed: Feed
 
 
 def _rows(feed: Feed) -> int:
