@@ -56,8 +56,6 @@ def test_every_row_has_the_answer_that_it_has_alone(
             ):
                 found = answer[name][i] if name == "logits" else answer[name][i, : len(row)]
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-            if len(rows) > 1:
-                assert not answer["hidden"][i, len(row) :].any()
 
 
 def shapes_of(runner: batches.BatchRunner, feeds: list[dict[str, np.ndarray]]) -> list[Any]:
@@ -118,6 +116,14 @@ def test_a_row_of_padding_keeps_its_length(folder: Path) -> None:
     assert shapes_of(runner_of(folder, ["hidden"]), [empty]) == [(2, 4), (2, 20)]
 
 
+def test_only_what_is_padding_in_every_input_is_cut(folder: Path) -> None:
+    """A token that the mask hides stays, and so does one of id 0 that it does not hide."""
+    for name in ("input_ids", "attention_mask"):
+        changed = {**ROWS, name: ROWS[name].copy()}
+        changed[name][0, 5] = 1
+        assert shapes_of(runner_of(folder, ["hidden"]), [changed]) == [(1, 20), (3, 6)]
+
+
 def test_a_wrong_row_fails_only_its_request(folder: Path) -> None:
     wrong = feed([[2] * 3, [VOCABULARY + 5] * 4, [3] * 9])
     runner = runner_of(folder, ["hidden"])
@@ -131,20 +137,32 @@ def test_a_wrong_row_fails_only_its_request(folder: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        pytest.param(lambda x: x[:, : int(x.max())], id="as wide as the largest value"),
-        pytest.param(lambda x: x if x.shape[1] < 30 else x[:1], id="one entry for long rows"),
-    ],
-)
-def test_a_request_is_computed_whole_where_its_parts_do_not_fit(output: Any) -> None:
-    runner = batches.BatchRunner(
-        lambda given: [output(given["x"])], ["y"], {"x": 0}, True, 1, lambda _: None, pooled=["y"]
-    )
+def test_a_request_is_computed_whole_where_its_rows_do_not_fit() -> None:
+    """The output of each row is as wide as its largest value."""
+
+    def run(given: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [given["x"][:, : int(given["x"].max())]]
+
+    runner = batches.BatchRunner(run, ["y"], {"x": 0}, True, 1, lambda _: None, pooled=["y"])
     runner.check(lambda length: {"x": np.ones((1, length), np.int64)})
     x = np.repeat(np.arange(2, 6)[:, None], 40, axis=1)
     x[0, 31:] = x[1, 35:] = 0
     (answer,) = runner.answer([{"x": x}])
     assert not isinstance(answer, Exception)
-    np.testing.assert_array_equal(answer["y"], output(x))
+    np.testing.assert_array_equal(answer["y"], run({"x": x})[0])
+
+
+def test_nothing_of_other_requests_stands_at_padding(folder: Path) -> None:
+    runner = runner_of(folder, ["hidden"])
+    for _ in range(3):
+        for answer in runner.answer([ROWS, feed([[7] * 20, [8] * 4])]):
+            assert not isinstance(answer, Exception)
+            assert not answer["hidden"][-1, 4:].any()
+
+
+def test_rows_stay_together_where_their_padding_costs_less_than_a_run(folder: Path) -> None:
+    """ROWS have 50 places of padding, which the graph computes if the rows stay together."""
+    for run_cost, computed in ((49, False), (50, True)):
+        (answer,) = runner_of(folder, ["hidden"], run_cost).answer([ROWS])
+        assert not isinstance(answer, Exception)
+        assert answer["hidden"][0, 3:].any() == computed

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -82,14 +82,14 @@ def merge(arrays: Sequence[Array], pad: int | None) -> Array:
     """Rows of all requests in one array; with ``pad``, arrays [rows, tokens] of different length are filled up on the right."""
     if len(arrays) == 1:
         return arrays[0]
-    if pad is None or len({array.shape[1] for array in arrays}) == 1:
+    shapes = [array.shape for array in arrays]
+    if pad is None or len({shape[1] for shape in shapes}) == 1:
         return np.concatenate(arrays)
-    width = max(array.shape[1] for array in arrays)
-    merged = np.full((sum(len(array) for array in arrays), width), pad, dtype=arrays[0].dtype)
-    row = 0
-    for array in arrays:
-        merged[row : row + len(array), : array.shape[1]] = array
-        row += len(array)
+    merged = np.full((sum([shape[0] for shape in shapes]), max([shape[1] for shape in shapes])), pad, dtype=arrays[0].dtype)
+    end = 0
+    for array, (rows, width) in zip(arrays, shapes, strict=True):
+        merged[end : end + rows, :width] = array
+        end += rows
     return merged
 
 
@@ -110,7 +110,7 @@ class BatchRunner:
         run_cost: fixed cost of a run, in tokens; may be set later.
         warn: told in words when requests will not share runs.
         exact: whether the same product is rounded alike in every shape, as on a CPU.
-        pooled: outputs of which nobody reads what stands at padding; it becomes 0 where rows of a request go apart.
+        pooled: outputs of which nobody reads what stands at padding that a request brings; it may be 0 then.
     """
 
     def __init__(
@@ -221,52 +221,56 @@ class BatchRunner:
 
     def answer(self, feeds: list[Feed]) -> list[dict[str, Array] | Exception]:
         """Outputs of every request, or the error of the ones that failed, in order."""
+        lengths = [self._length(feed) for feed in feeds]
+        own = [self._row_lengths(feed, length) for feed, length in zip(feeds, lengths, strict=True)] if self._sorts_rows else []
+        padding = sum([len(rows) * max(rows) - sum(rows) for rows in own if rows])
+        if padding <= self.run_cost:
+            return self._answers(feeds, lengths)  # less than what a further run costs
         pieces: list[Feed] = []
-        lengths: list[int | None] = []
-        spans: list[tuple[int, list[_Rows]]] = []
-        for feed in feeds:
-            length = self._length(feed)
-            parts = self._parts(feed, length) if self._sorts_rows else []
-            spans.append((len(pieces), parts))
-            pieces += [part.feed for part in parts] or [feed]
-            lengths += [part.length for part in parts] or [length]
-        found = self._answers(pieces, lengths)
-        return [
-            self._joined(feed, parts, found[first : first + len(parts)]) if parts else found[first]
-            for feed, (first, parts) in zip(feeds, spans, strict=True)
-        ]
+        ends: list[int | None] = []
+        for feed, length, rows in zip(feeds, lengths, own, strict=True):
+            # Views, of which a run copies what it needs.
+            pieces += [
+                {name: array[row : row + 1, :end] if name in self._pads else array[row : row + 1] for name, array in feed.items()}
+                for row, end in enumerate(rows)
+            ] or [feed]
+            ends += rows or [length]
+        found = iter(self._answers(pieces, ends))
+        return [self._joined(feed, rows, [next(found) for _ in rows]) if rows else next(found) for feed, rows in zip(feeds, own, strict=True)]
 
-    def _parts(self, feed: Feed, length: int | None) -> list[_Rows]:
-        """The rows of a request by their own length, where it pads them; else nothing."""
+    def _row_lengths(self, feed: Feed, length: int | None) -> list[int]:
+        """Every row's own length, where the request pads some; else nothing."""
         if length is None or _rows(feed) == 1:
             return []
-        padding = np.logical_and.reduce([feed[name] == pad for name, pad in self._pads.items() if name in feed])
+        tokens = np.zeros((_rows(feed), length), np.bool_)
+        for name, pad in self._pads.items():
+            tokens |= feed[name] != pad
         # A row of nothing but padding stays as long as it is: without a mask it may depend on its length.
-        lengths = length - (~padding)[:, ::-1].argmax(axis=1)
-        if lengths.min() == length:
-            return []
-        parts = []
-        for own in np.unique(lengths).tolist():
-            rows = np.flatnonzero(lengths == own)
-            parts.append(_Rows(rows, own, {name: array[rows, :own] if name in self._pads else array[rows] for name, array in feed.items()}))
-        return parts
+        lengths: list[int] = (length - tokens[:, ::-1].argmax(axis=1)).tolist()
+        return lengths if min(lengths) < length else []
 
-    def _joined(self, feed: Feed, parts: Sequence[_Rows], answers: Sequence[dict[str, Array] | Exception]) -> dict[str, Array] | Exception:
-        """The outputs of a request from those of its rows, or the error of some of them."""
+    def _joined(self, feed: Feed, lengths: Sequence[int], answers: Sequence[dict[str, Array] | Exception]) -> dict[str, Array] | Exception:
+        """The outputs of a request from those of its rows, or the error of one of them."""
         found: list[dict[str, Array]] = []
         for answer in answers:
             if isinstance(answer, Exception):
                 return answer
             found.append(answer)
+        width = next(feed[name].shape[1] for name in self._pads)
         joined = {}
         for name, axes in zip(self._outputs, self._length_axes, strict=True):
+            rows = [answer[name] for answer in found]
             leading = 1 + len(axes)  # the axis of rows, and that of tokens
-            rest = found[0][name].shape[leading:]
-            if any(answer[name].shape != (len(part.rows), part.length)[:leading] + rest for part, answer in zip(parts, found, strict=True)):
+            rest = rows[0].shape[leading:]
+            if any(row.shape != (1, length)[:leading] + rest for row, length in zip(rows, lengths, strict=True)):
                 return self._answers([feed], [None])[0]  # long rows do otherwise than the sample
-            joined[name] = np.zeros(feed[next(iter(self._pads))].shape[:leading] + rest, found[0][name].dtype)
-            for part, answer in zip(parts, found, strict=True):
-                joined[name][(part.rows, slice(part.length))[:leading]] = answer[name]
+            if not axes:
+                joined[name] = np.concatenate(rows)
+                continue
+            output = joined[name] = np.empty((len(rows), width, *rest), rows[0].dtype)
+            for place, row, length in zip(output, rows, lengths, strict=True):
+                place[:length] = row[0]
+                place[length:] = 0
         return joined
 
     def _answers(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[dict[str, Array] | Exception]:
@@ -338,14 +342,6 @@ class BatchRunner:
         if any(len({array.shape[1:] for array in column}) > 1 for column in columns):
             return self._run(feed)  # an output as wide as the rows that were together
         return [np.concatenate(column) for column in columns]
-
-
-class _Rows(NamedTuple):
-    """Rows of one request that have the same length."""
-
-    rows: Array
-    length: int
-    feed: Feed
 
 
 def _rows(feed: Feed) -> int:

@@ -15,9 +15,9 @@ Requests of one call share runs where that is safe: where two different rows of 
 as alone. Those of a dynamically quantized graph do not: each request is a run of its own then, and a warning in the log says so. Padding is only
 used when the model has proven that a padded row gets the same answer as alone (a graph that ignores its mask does not). Output axes that follow the length are
 cut back to each request's own length. Requests are sorted by length and cut into the runs that compute the fewest padded tokens, each run counted
-with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. Rows that a
-request pads itself, with the pad values, are sorted in the same way, each by its own length, if no output follows the length but pooled ones; these are 0
-at the padding. When a shared run fails, its requests run one by one, so that a bad one hurts only itself.
+with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. Rows that requests
+pad themselves, with the pad values, are sorted in the same way, each by its own length, if all this padding costs more than a run and no output but
+pooled ones follows the length. When a shared run fails, its requests run one by one, so that a bad one hurts only itself.
 
 Where rows may share runs, tritonpipe.pad_inputs names the token inputs and the model took the sample input, no run of several rows computes more than 4096
 tokens, or 64 times its fixed cost where that is more, so that a full batch of long rows takes no more memory than a few of them. Every other request is
