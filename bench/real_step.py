@@ -13,7 +13,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +21,12 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
-from e2e.models import minilm
+from e2e.models import bytepairs, minilm, tree
 from e2e.models.graph import serialize
 from e2e.models.weights import EncoderConfig, load_weights, model_folder
 from tests.gpu import encoder, nvml
 from tests.support import tinymodel
+from triton_pipelines.compile.graph.graph import Graph, Step
 
 SIMULATED, GPU, CPU = "simulated", "gpu", "cpu"
 STEP: Final = os.environ.get("STEP", SIMULATED)
@@ -207,6 +208,36 @@ def model() -> bytes:
     if PRECISION == FP16:
         _halve(made)
     return bytes(serialize(made))
+
+
+def files(folder: Path) -> Path:
+    """Write the model and the tokenizers where the samples' sources are mapped to.
+
+    Returns ``folder``.
+    """
+    for name, content in (
+        (tree.SENTIMENT_MODEL, model()),
+        (f"{tree.TOKENIZER_FOLDER}/tokenizer.json", checkpoint().tokenizer),
+        (tree.BYTE_PAIRS, bytepairs.train().to_str().encode()),
+    ):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def placed(graph: Graph, name: str) -> Graph:
+    """Return the graph with the instances of one step where the real step runs (:func:`kind`).
+
+    The ONNX runner stands in for Triton's backend there, and by default on the CPU only.
+    """
+
+    def moved(step: Step) -> Step:
+        if step.name != name:
+            return step
+        groups = tuple(replace(group, kind=kind()) for group in step.instances.groups)
+        return replace(step, instances=replace(step.instances, groups=groups))
+
+    return replace(graph, steps=tuple(map(moved, graph.steps)))
 
 
 def _halve(made: Any) -> None:
