@@ -116,6 +116,7 @@ def document() -> dict[str, Any]:
     }
     if real_step.is_real():
         tokenizer["instances"] = {"initial": TOKENIZERS}
+        tokenizer["implementation"] = str(real_step.TOKENIZER)
     model = real if real_step.is_real() else simulated
     spec = {"tokenizer": tokenizer, "model": model, "postprocess": None}
     return merged(sample("sentiment"), {"metadata": {"name": MODEL}, "spec": spec})

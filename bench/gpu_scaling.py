@@ -76,6 +76,7 @@ def documents() -> Workload:
     # The small encoder of a rehearsal knows the words of its own tokenizer only.
     small = real_step.STEP == real_step.CPU
     tokenizer = {
+        "implementation": str(real_step.TOKENIZER),
         "source": {
             "uri": "hf://sentence-transformers/all-MiniLM-L6-v2"
             if small
