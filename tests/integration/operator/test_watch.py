@@ -265,7 +265,7 @@ async def test_a_deletion_before_the_watch_begins_is_found_soon(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("triton_pipelines.app.main.WATCHING_SECONDS", 2.0)
+    monkeypatch.setattr("triton_pipelines.app.relisting.WATCHING_SECONDS", 2.0)
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     await client.apply(child("doomed", "a", namespace))

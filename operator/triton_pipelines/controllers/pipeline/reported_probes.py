@@ -30,9 +30,7 @@ def reported_probes(snapshot: Snapshot) -> dict[str, Probe]:
     """
     status, steps = snapshot.status, snapshot.status.get("steps") or ()
     pods = [
-        pod
-        for pod in snapshot.pods
-        if not pod.deleting and pod.revision == status.get("revision")
+        pod for pod in snapshot.pods if not pod.deleting and pod.revision == status.get("revision")
     ]
     is_reported = all(
         step.get("readyPods") == step.get("pods") == len(pods) for step in steps
