@@ -261,6 +261,17 @@ async def test_outputs_that_seem_wrong_are_checked_against_the_present_config(
     assert pod.calls["ModelInfer"] == 4
 
 
+async def test_models_that_no_test_inference_runs_are_reported_in_time() -> None:
+    now, pod, found = 0.0, FakePod(), list[int]()
+    connections = ProbeConnections(clock=lambda: now)
+    async with listening(pod) as port:
+        await connections.probe("uid", endpoint(port), REQUEST)
+        pod.models = ["m", "n"]
+        for now in (CONFIG_SECONDS - 1, CONFIG_SECONDS):  # noqa: B007 - the clock reads it
+            found.append(len((await connections.probe("uid", endpoint(port), REQUEST)).models))
+    assert found == [1, 2]
+
+
 async def test_a_config_is_read_again_in_time() -> None:
     """The model is loaded with another config, and its outputs stay those of the former one."""
     now, pod = 0.0, FakePod()
