@@ -100,3 +100,10 @@ async def test_nothing_is_decided_before_the_first_probe_has_ended(place: Place)
     assert place.plans == plans
     place.hang.set()
     await asyncio.wait_for(asyncio.gather(*running_probes(place)), 5)
+
+
+async def test_a_restart_plans_once(place: Place) -> None:
+    plans = place.plans
+    for _ in range(3):
+        await place.reconcile(31.0)
+    assert place.plans == plans + 1
