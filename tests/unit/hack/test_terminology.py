@@ -1,4 +1,4 @@
-"""Test the terminology check: what it reads and what it rejects. `make lint` runs it on the repository."""
+"""Test the terminology check: what it reads and rejects. `make lint` checks the repository."""
 
 from __future__ import annotations
 
