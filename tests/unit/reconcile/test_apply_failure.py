@@ -22,7 +22,7 @@ COUNTS: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "m
 
 def scaled() -> World:
     """A pipeline at rest of which live scaling has told."""
-    world = World(builders.document(**COUNTS), rendered=RENDERED).settle()
+    world = World(builders.document(**COUNTS), rendered=RENDERED).started()
     said = {
         "status": "True",
         "message": "as told",
