@@ -26,6 +26,7 @@ from triton_pipelines.compile.graph.example_request import public_shape, wire_ty
 from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
 
+from .foreign_status import LIST_KEYS, foreign_fields
 from .pod_problems import Problem
 from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
@@ -40,22 +41,21 @@ SHORT_MAX = 512
 # The same of a URI; masking the secrets in one may make it longer than it was written.
 URI_MAX = 1024
 CLUSTER_SUFFIX = "svc"
-# Merge keys of the status' own lists, as in its schema.
-_LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
+_LIST_KEYS = {name: (key,) for name, key in LIST_KEYS.items()}
 
 
 def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """Return whether writing a status would change anything.
 
-    It would if the object lacks a field of it, or still has a field of the previous one. Fields
-    that other managers added are theirs: an apply keeps them, so they must not cause one in each
-    iteration.
+    It would if the object lacks a field of it, still has a field of the previous one, or has
+    :func:`~.foreign_status.foreign_fields`.
     """
     before = dict(pipeline.get("status") or {})
     if pipeline["metadata"].get("managedFields"):
         live = {"metadata": pipeline["metadata"], "status": before}
         return bool(
-            needs_apply(
+            foreign_fields(before, status)
+            or needs_apply(
                 live,
                 {"status": status},
                 names.MANAGER_STATUS,
