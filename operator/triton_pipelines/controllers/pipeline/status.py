@@ -110,10 +110,16 @@ def stalled(
         **kept,
         "observedGeneration": snapshot.generation
         if final
-        else int(snapshot.status.get("observedGeneration") or 0),
+        else _reported_generation(snapshot),
         "conditions": [*merge(previous, conditions, snapshot.generation, rfc3339(now)), *models],
         **_counts(snapshot, str(snapshot.status.get("revision", ""))),
     }
+
+
+def _reported_generation(snapshot: Snapshot) -> int:
+    """Return the generation that the status reports; 0 if no such one has been."""
+    reported = int(snapshot.status.get("observedGeneration") or 0)
+    return reported if reported <= snapshot.generation else 0
 
 
 def _listed(findings: Sequence[Finding]) -> str:
@@ -147,7 +153,7 @@ def compute(
     status: dict[str, Any] = {
         "observedGeneration": generation
         if settled
-        else int(snapshot.status.get("observedGeneration") or 0),
+        else _reported_generation(snapshot),
         "conditions": [
             *merge(snapshot.status.get("conditions") or (), conditions, generation, rfc3339(now)),
             *kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions}),
@@ -161,7 +167,7 @@ def compute(
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
         **live_fields(pipeline, graph, snapshot, desired, counts, diverged),
-        "sources": _sources(snapshot, desired),
+        "sources": _sources(graph, snapshot, desired),
         "warnings": [
             {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}
             for item in warnings[:WARNINGS_MAX]
@@ -209,7 +215,8 @@ def _ensemble(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _sources(snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
+def _sources(graph: Graph, snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
+    """Return what the sources resolved to; until a pod reports it, what the status reports."""
     for pod in snapshot.pods:
         report = pod.load_report() if pod.revision == desired else None
         if report is not None and report.ok:
@@ -227,11 +234,10 @@ def _sources(snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
                 }
                 for item in report.sources
             ]
-    return (
-        list(snapshot.status.get("sources") or ())
-        if snapshot.status.get("revision") == desired
-        else []
-    )
+    if snapshot.status.get("revision") != desired:
+        return []
+    keys = {fetch.key for fetch in graph.fetches}
+    return [item for item in snapshot.status.get("sources") or () if item.get("step") in keys]
 
 
 def kind_of(status: Mapping[str, Any]) -> ReasonKind:
