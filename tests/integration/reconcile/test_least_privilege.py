@@ -39,7 +39,6 @@ from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     INFERENCE_PIPELINES,
-    JOBS,
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
     POD_MONITORS,
@@ -49,6 +48,7 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
+from triton_pipelines.controllers.pipeline.owner_references import owned
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
@@ -153,7 +153,7 @@ async def edited_and_broken(
     created = await apply_any(admin, INFERENCE_PIPELINES, document)
     await served(admin, namespace, 1)
     for resource in MONITORING:
-        await eventually(resource.kind, partial(admin.get, resource, namespace, "p"))
+        await eventually(resource.kind, partial(belongs_to, admin, resource, created), 120)
     for resource, name in [*WATCHED.items(), *((kind, "p") for kind in MONITORING)]:
         await without_its_label(admin, resource, namespace, name)
         await that_no_apply_corrects(admin, proxy, resource, namespace, name)
@@ -163,8 +163,15 @@ async def edited_and_broken(
     await apply_any(admin, INFERENCE_PIPELINES, document)
     for resource in MONITORING:
         await eventually(f"no {resource.kind}", partial(gone, admin, resource, namespace, "p"))
-    await with_a_foreign_job(admin, namespace, document)
+    await with_a_conflict(admin, proxy, namespace, document)
     await eventually("a pod is replaced", partial(is_replaced, admin, namespace, dead), 120)
+
+
+async def belongs_to(admin: Client, resource: Resource, pipeline: Object) -> bool:
+    """Return whether an object is not that of an earlier pipeline of the name."""
+    metadata = pipeline["metadata"]
+    found = await admin.get(resource, metadata["namespace"], metadata["name"])
+    return owned(found, metadata["uid"])
 
 
 async def has_its_label(
@@ -228,13 +235,15 @@ async def superfluous(
     )
 
 
-async def with_a_foreign_job(admin: Client, namespace: str, document: Object) -> None:
-    """Request a tuning run whose Job has lost its label."""
+async def with_a_conflict(
+    admin: Client, proxy: FaultProxy, namespace: str, document: Object
+) -> None:
+    """Request a tuning run, as if there was a Job of its name, which the operator then reads."""
+    fault = proxy.inject(Fault(method="PATCH", path="/jobs/", status=409, reason="Conflict"))
     document["spec"] |= {"tuning": {"request": "tuesday"}, "slo": {"p99Milliseconds": 100}}
     await apply_any(admin, INFERENCE_PIPELINES, document)
     await eventually("a tuning run has its Job", partial(jobs, admin, namespace), 120)
-    listed = await admin.list(JOBS, namespace, label_selector=names.MANAGED_SELECTOR)
-    await without_its_label(admin, JOBS, namespace, listed.items[0]["metadata"]["name"])
+    assert fault.hits == 1
 
 
 async def is_replaced(admin: Client, namespace: str, dead: set[str]) -> bool:
