@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,23 @@ def cheapest_runs(rows_by_length: dict[int, int], run_cost: int) -> list[list[in
     An optimal partition consists of neighbours in sorted order. Its padding never exceeds ``run_cost`` for every length that shares a run.
     """
     lengths = sorted(rows_by_length)
-    best: list[tuple[int, int]] = [(0, 0)]  # cheapest cost of the first n lengths, and where its last run begins
+    counts = [rows_by_length[length] for length in lengths]
+    costs, begins = [0], [0]  # cheapest cost of the first n lengths, and where its last run begins
     for end in range(1, len(lengths) + 1):
-        rows = 0
-        choice = (sys.maxsize, 0)
-        for begin in range(end - 1, -1, -1):
-            rows += rows_by_length[lengths[begin]]
-            choice = min(choice, (best[begin][0] + run_cost + rows * lengths[end - 1], begin))
-        best.append(choice)
+        longest, rows, cost, begin = lengths[end - 1], 0, sys.maxsize, end - 1
+        for first in range(end - 1, -1, -1):
+            if counts[first] * (longest - lengths[first]) > run_cost:
+                break  # a run of its own for this length and the shorter ones is cheaper than their padding
+            rows += counts[first]
+            together = costs[first] + run_cost + rows * longest
+            if together <= cost:
+                cost, begin = together, first
+        costs.append(cost)
+        begins.append(begin)
     runs: list[list[int]] = []
     end = len(lengths)
     while end:
-        begin = best[end][1]
+        begin = begins[end]
         runs.append(lengths[begin:end])
         end = begin
     return runs[::-1]
@@ -76,19 +82,21 @@ def merge(arrays: Sequence[Array], pad: int | None) -> Array:
     """Rows of all requests in one array; with ``pad``, arrays [rows, tokens] of different length are filled up on the right."""
     if len(arrays) == 1:
         return arrays[0]
-    if pad is None or len({array.shape[1] for array in arrays}) == 1:
+    shapes = [array.shape for array in arrays]
+    if pad is None or len({shape[1] for shape in shapes}) == 1:
         return np.concatenate(arrays)
-    width = max(array.shape[1] for array in arrays)
-    merged = np.full((sum(len(array) for array in arrays), width), pad, dtype=arrays[0].dtype)
-    row = 0
-    for array in arrays:
-        merged[row : row + len(array), : array.shape[1]] = array
-        row += len(array)
+    merged = np.full((sum([shape[0] for shape in shapes]), max([shape[1] for shape in shapes])), pad, dtype=arrays[0].dtype)
+    end = 0
+    for array, (rows, width) in zip(arrays, shapes, strict=True):
+        merged[end : end + rows, :width] = array
+        end += rows
     return merged
 
 
-def cut_back(output: Array, axes: Sequence[int], length: int) -> Array:
+def cut_back(output: Array, axes: Sequence[int], length: int | None) -> Array:
     """The first ``length`` entries along each of ``axes``."""
+    if not axes:
+        return output
     return output[tuple(slice(length if axis in axes else None) for axis in range(output.ndim))]
 
 
@@ -102,6 +110,7 @@ class BatchRunner:
         run_cost: fixed cost of a run, in tokens; may be set later.
         warn: told in words when requests will not share runs.
         exact: whether the same product is rounded alike in every shape, as on a CPU.
+        pooled: outputs of which nobody reads what stands at padding that a request brings; it may be 0 then.
     """
 
     def __init__(
@@ -113,6 +122,7 @@ class BatchRunner:
         run_cost: int,
         warn: Callable[[str], None],
         exact: bool = True,
+        pooled: Collection[str] = (),
     ) -> None:
         self._run = run
         self._exact = exact
@@ -121,6 +131,8 @@ class BatchRunner:
         self._tokens = frozenset(pads)
         self._combine = combine
         self._split = False  # whether rows of one request may go apart
+        self._pooled = frozenset(pooled)
+        self._sorts_rows = False  # whether they may also be computed without the padding between them
         self.run_cost = run_cost
         self._warn = warn
         self._length_axes: list[list[int]] = [[] for _ in outputs]
@@ -149,7 +161,7 @@ class BatchRunner:
             self._length_axes = [
                 [axis for axis in range(1, a.ndim) if (a.shape[axis], b.shape[axis]) == (SHORT, LONG)] for a, b in zip(*alone, strict=True)
             ]
-            together = self._together([short, long])
+            together = self._together([short, long], [SHORT, LONG])
         except Exception as error:
             self._pads = {}
             self._warn(f"requests of different lengths will not share runs: the sample input was rejected ({first_line(error)})")
@@ -159,6 +171,8 @@ class BatchRunner:
                 self._pads = {}
                 self._warn(f"requests of different lengths will not share runs: padding a row changes its {name}, so the graph ignores its mask")
                 return
+        columns = zip(self._outputs, self._length_axes, strict=True)
+        self._sorts_rows = self._split and all(not axes or (axes == [1] and name in self._pooled) for name, axes in columns)
 
     def _same(self, alone: Array, padded: Array) -> bool:
         """Whether two answers differ by rounding at most."""
@@ -207,29 +221,82 @@ class BatchRunner:
 
     def answer(self, feeds: list[Feed]) -> list[dict[str, Array] | Exception]:
         """Outputs of every request, or the error of the ones that failed, in order."""
+        lengths = [self._length(feed) for feed in feeds]
+        own = [self._row_lengths(feed, length) for feed, length in zip(feeds, lengths, strict=True)] if self._sorts_rows else []
+        padding = sum([len(rows) * max(rows) - sum(rows) for rows in own if rows])
+        if padding <= self.run_cost:
+            return self._answers(feeds, lengths)  # less than what a further run costs
+        pieces: list[Feed] = []
+        ends: list[int | None] = []
+        for feed, length, rows in zip(feeds, lengths, own, strict=True):
+            # Views, of which a run copies what it needs.
+            pieces += [
+                {name: array[row : row + 1, :end] if name in self._pads else array[row : row + 1] for name, array in feed.items()}
+                for row, end in enumerate(rows)
+            ] or [feed]
+            ends += rows or [length]
+        found = iter(self._answers(pieces, ends))
+        return [self._joined(feed, rows, [next(found) for _ in rows]) if rows else next(found) for feed, rows in zip(feeds, own, strict=True)]
+
+    def _row_lengths(self, feed: Feed, length: int | None) -> list[int]:
+        """Every row's own length, where the request pads some; else nothing."""
+        if length is None or _rows(feed) == 1:
+            return []
+        tokens = np.zeros((_rows(feed), length), np.bool_)
+        for name, pad in self._pads.items():
+            tokens |= feed[name] != pad
+        # A row of nothing but padding stays as long as it is: without a mask it may depend on its length.
+        lengths: list[int] = (length - tokens[:, ::-1].argmax(axis=1)).tolist()
+        return lengths if min(lengths) < length else []
+
+    def _joined(self, feed: Feed, lengths: Sequence[int], answers: Sequence[dict[str, Array] | Exception]) -> dict[str, Array] | Exception:
+        """The outputs of a request from those of its rows, or the error of one of them."""
+        found: list[dict[str, Array]] = []
+        for answer in answers:
+            if isinstance(answer, Exception):
+                return answer
+            found.append(answer)
+        width = next(feed[name].shape[1] for name in self._pads)
+        joined = {}
+        for name, axes in zip(self._outputs, self._length_axes, strict=True):
+            rows = [answer[name] for answer in found]
+            leading = 1 + len(axes)  # the axis of rows, and that of tokens
+            rest = rows[0].shape[leading:]
+            if any(row.shape != (1, length)[:leading] + rest for row, length in zip(rows, lengths, strict=True)):
+                return self._answers([feed], [None])[0]  # long rows do otherwise than the sample
+            if not axes:
+                joined[name] = np.concatenate(rows)
+                continue
+            output = joined[name] = np.empty((len(rows), width, *rest), rows[0].dtype)
+            for place, row, length in zip(output, rows, lengths, strict=True):
+                place[:length] = row[0]
+                place[length:] = 0
+        return joined
+
+    def _answers(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[dict[str, Array] | Exception]:
+        """Answers of requests of these lengths, whose rows stay together."""
         answers: list[Any] = [None] * len(feeds)
-        for members in self._runs(feeds):
+        for members in self._runs(feeds, lengths):
             try:
-                results: list[Any] = self._together([feeds[i] for i in members])
+                results: list[Any] = self._together([feeds[i] for i in members], [lengths[i] for i in members])
             except Exception as error:
                 # One request may have made the run fail: only that one may suffer.
-                results = [error] if len(members) == 1 else [self.answer([feeds[i]])[0] for i in members]
+                results = [error] if len(members) == 1 else [self._answers([feeds[i]], [lengths[i]])[0] for i in members]
             for i, result in zip(members, results, strict=True):
                 answers[i] = result
         return answers
 
-    def _runs(self, feeds: list[Feed]) -> list[list[int]]:
+    def _runs(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[list[int]]:
         """Indices of the requests of each run."""
         if not self._combine or len(feeds) == 1:
             return [[i] for i in range(len(feeds))]
         groups: dict[Any, dict[int, list[int]]] = {}
-        for i, feed in enumerate(feeds):
-            length = self._length(feed)
-            key = tuple((name, "padded" if length is not None and name in self._pads else array.shape[1:]) for name, array in feed.items())
+        for i, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
+            key = tuple([name if length is not None and name in self._pads else (name, array.shape[1:]) for name, array in feed.items()])
             groups.setdefault(key, {}).setdefault(length or 0, []).append(i)
         runs = []
         for by_length in groups.values():
-            rows = {length: sum(_rows(feeds[i]) for i in members) for length, members in by_length.items()}
+            rows = {length: sum([_rows(feeds[i]) for i in members]) for length, members in by_length.items()}
             runs += [[i for length in run for i in by_length[length]] for run in cheapest_runs(rows, self.run_cost)]
         return runs
 
@@ -238,29 +305,27 @@ class BatchRunner:
 
         Nothing was proven for a request that leaves an optional input out (its default may be a mask that does not know of padding).
         """
-        if not self._proven <= set(feed):
+        if not (self._pads and feed.keys() >= self._proven):
             return None
         shapes = {feed[name].shape for name in self._pads if name in feed}
         if len(shapes) != 1:
             return None
-        shape = shapes.pop()
-        return int(shape[1]) if len(shape) == 2 else None
+        (shape,) = shapes
+        return shape[1] if len(shape) == 2 else None
 
-    def _together(self, feeds: list[Feed]) -> list[dict[str, Array]]:
+    def _together(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[dict[str, Array]]:
         if len(feeds) == 1:
             return [dict(zip(self._outputs, self._bounded(feeds[0]), strict=True))]
-        lengths = [self._length(feed) for feed in feeds]
         padded = len(set(lengths)) > 1
         results = self._bounded({name: merge([feed[name] for feed in feeds], self._pads.get(name) if padded else None) for name in feeds[0]})
-        ends = np.cumsum([_rows(feed) for feed in feeds]).tolist()
+        ends = list(accumulate(map(_rows, feeds)))
         if any(result.shape[:1] != (ends[-1],) for result in results):
             raise ValueError("an output does not have one entry per row")
-        answers = []
-        for feed, length, end in zip(feeds, lengths, ends, strict=True):
-            parts = [result[end - _rows(feed) : end] for result in results]
-            if padded and length is not None:
-                parts = [cut_back(part, axes, length) for part, axes in zip(parts, self._length_axes, strict=True)]
-            answers.append(dict(zip(self._outputs, parts, strict=True)))
+        columns = list(zip(self._outputs, results, self._length_axes, strict=True))
+        answers, begin = [], 0
+        for length, end in zip(lengths, ends, strict=True):
+            answers.append({name: cut_back(result[begin:end], axes if padded else (), length) for name, result, axes in columns})
+            begin = end
         return answers
 
     def _bounded(self, feed: Feed) -> list[Array]:
