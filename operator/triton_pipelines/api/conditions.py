@@ -188,9 +188,8 @@ def merge(
 ) -> list[dict[str, Any]]:
     """Return the conditions to write.
 
-    ``lastTransitionTime`` changes only with the status value, and if it is in the future: nobody
-    but another writer of the status reports such a time. Abnormal-true conditions that are not true
-    are left out.
+    ``lastTransitionTime`` changes only with the status value, and if it is in the future, as only
+    other field managers report it. Abnormal-true conditions that are not true are left out.
 
     Args:
         previous: ``status.conditions`` as observed.

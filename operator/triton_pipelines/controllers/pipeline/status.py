@@ -108,9 +108,7 @@ def stalled(
     models = [item for item in previous if item.get("type") == ConditionType.MODELS_READY]
     return {
         **kept,
-        "observedGeneration": snapshot.generation
-        if final
-        else _reported_generation(snapshot),
+        "observedGeneration": snapshot.generation if final else _reported_generation(snapshot),
         "conditions": [*merge(previous, conditions, snapshot.generation, rfc3339(now)), *models],
         **_counts(snapshot, str(snapshot.status.get("revision", ""))),
     }
@@ -151,9 +149,7 @@ def compute(
     )
     generation = snapshot.generation
     status: dict[str, Any] = {
-        "observedGeneration": generation
-        if settled
-        else _reported_generation(snapshot),
+        "observedGeneration": generation if settled else _reported_generation(snapshot),
         "conditions": [
             *merge(snapshot.status.get("conditions") or (), conditions, generation, rfc3339(now)),
             *kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions}),
