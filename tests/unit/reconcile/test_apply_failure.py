@@ -86,6 +86,9 @@ def test_what_live_scaling_does_is_told_all_the_same(change: dict[str, Any]) -> 
         "ScalingLimited": ("True", "AtMaximum"),
     }
     assert WORDS in reported["Ready"]["message"]
+    assert reported["Ready"]["message"].endswith(
+        "raise the ResourceQuota, or delete objects that it counts"
+    )
     assert status["scaling"] == before["scaling"]
     assert (status["steps"], status["revision"]) == (before["steps"], before["revision"]), (
         "the revision that runs is still that"
