@@ -123,9 +123,7 @@ def triton() -> Iterator[tuple[str, ...]]:
 def table(rows: Iterator[tuple[str, ...]]) -> str:
     """Return a Markdown table; the first row is its heading."""
     heading, *body = rows
-    return "\n".join(
-        f"| {' | '.join(row)} |" for row in (heading, ("---",) * len(heading), *body)
-    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ("---",) * len(heading), *body))
 
 
 def python_versions() -> tuple[str, ...]:

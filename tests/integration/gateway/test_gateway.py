@@ -83,7 +83,7 @@ def _picker_without_port(pool: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "field"),
     [
-        ("grpcroute", _unknown_method, "spec.rules[0].matches[0].method.method"),
+        ("grpcroute", _unknown_method, "spec.rules[0].matches[0].method"),
         ("httproute", _path_without_slash, "spec.rules[0].matches[0].path"),
         ("inferencepool", _picker_without_port, "spec.endpointPickerRef"),
     ],
