@@ -7,6 +7,7 @@ by ``hack.verify``, because durations differ between runs.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -119,15 +120,14 @@ def record() -> list[Line]:
 
 def picture(lines: list[Line]) -> str:
     """Return the SVG: the whole session, each line visible from its time on."""
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True)
-        shown, now = [], 0.0
-        for line in lines:
-            now += line.wait
-            text = Text.from_ansi(line.text)
-            shown += [now] * max(1, len(text.wrap(console, WIDTH)))
-            console.print(text)
-        svg = console.export_svg(title="tritonpipe", unique_id="terminal")
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    shown, now = [], 0.0
+    for line in lines:
+        now += line.wait
+        text = Text.from_ansi(line.text)
+        shown += [now] * max(1, len(text.wrap(console, WIDTH)))
+        console.print(text)
+    svg = console.export_svg(title="tritonpipe", unique_id="terminal")
     # Viewers use their own monospace font instead of one from another host.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     length = now + END_SECONDS
