@@ -73,8 +73,8 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
     Verdict.CPU_CONTENDED: VerdictAdvice(
         "CPU is scarce, but the scaled step is not the one that uses it.",
         (
-            "Check the threads of other steps: intra_op threads of ONNX, OMP_NUM_THREADS,"
-            " RAYON_NUM_THREADS; set them with spec.server.env.",
+            "Check the threads of other steps: intra_op threads of ONNX, and OMP_NUM_THREADS or"
+            " OPENBLAS_NUM_THREADS in spec.server.env.",
             (
                 "Raise spec.server.resources.limits.cpu: a throttled container is slow "
                 "regardless of its instance counts."
