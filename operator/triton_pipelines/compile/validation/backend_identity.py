@@ -61,9 +61,7 @@ class Identity:
 def platforms(backend: str, facts: ServerFacts) -> tuple[str, ...]:
     """Return the platforms that Triton accepts with a backend; empty if it accepts any."""
     return tuple(
-        name
-        for name in _PLATFORMS.get(backend, ())
-        if name != _AOTI or facts.release >= AOTI_SINCE
+        name for name in _PLATFORMS.get(backend, ()) if name != _AOTI or facts.release >= AOTI_SINCE
     )
 
 
