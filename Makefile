@@ -16,7 +16,7 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env native native-release compare-native fuzz-native demo serve models test unit coverage integration e2e gpu lint verify \
+.PHONY: help env native native-release compare-native fuzz-native demo serve models test unit coverage integration compatibility e2e gpu lint verify \
   bench cluster cluster-down docs release fuzz soak golden clean
 
 help: ## List the commands
@@ -72,6 +72,9 @@ coverage: env ## Unit tests with branch coverage of operator/: table here, HTML 
 
 integration: env ## Tests against a real Triton, a real API server and real servers of the source protocols
 	@$(BIN)/python -m hack.tiers integration
+
+compatibility: env ## The chart and the operator on the API servers of older Kubernetes versions
+	@$(BIN)/python -m hack.tiers compatibility
 
 e2e: env ## End-to-end tests on the cluster of KUBECONFIG=..., or on a new local one
 	@$(BIN)/python -m hack.tiers e2e

@@ -25,6 +25,7 @@ from e2e import scaling_demo
 from e2e.local import binaries, packages
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE
+from e2e.local.kind import KindCluster, docker_is_available
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.showing import DemoError, console, say
@@ -57,7 +58,7 @@ def main() -> int:
     began = time.monotonic()
     figures: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    obstacle = _no_cluster()
+    obstacle = _obstacle()
     try:
         with contextlib.ExitStack() as stack:
             building = None if obstacle else stack.enter_context(_cluster_build())
@@ -82,7 +83,19 @@ def main() -> int:
     return 0
 
 
-def _no_cluster() -> str:
+def _obstacle() -> str:
+    """Return why no cluster can be started, or an empty string."""
+    return "" if _uses_kind() else _no_local_cluster()
+
+
+def _uses_kind() -> bool:
+    """Return whether the demo runs on kind: on request, or if only Docker is available."""
+    if os.environ.get("CLUSTER") == "kind":
+        return True
+    return bool(_no_local_cluster()) and docker_is_available()
+
+
+def _no_local_cluster() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"a local node needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
     if os.geteuid() != 0:
@@ -174,6 +187,10 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _build_cluster() -> None:
+    if _uses_kind():
+        binaries.path_of("helm")
+        KindCluster(CLUSTER).up()
+        return
     binaries.path_of("helm")  # needed right after
     packages.install(packages.PROMETHEUS)
     Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
@@ -181,7 +198,7 @@ def _build_cluster() -> None:
 
 def _remove_cluster() -> None:
     say("Cleaning up: removing the cluster")
-    Cluster(CLUSTER).down()
+    (KindCluster(CLUSTER) if _uses_kind() else Cluster(CLUSTER)).down()
 
 
 def _wait_for(building: subprocess.Popen[bytes]) -> None:
@@ -207,20 +224,28 @@ def _wait_for(building: subprocess.Popen[bytes]) -> None:
 
 
 def _on_cluster() -> list[str]:
-    cluster = Cluster(CLUSTER)
+    cluster = KindCluster(CLUSTER) if _uses_kind() else Cluster(CLUSTER)
     kube = Kube(cluster.kubeconfig, cluster.context)
     say("3. The operator, installed from the chart")
     made = Installation(kube, Images.of(os.environ))
     try:
-        with scraper(cluster, scaling_demo.SCRAPE_SECONDS) as scraping:
+        with contextlib.ExitStack() as stack:
+            # Pods in a kind node do not reach a Prometheus on this machine.
+            scraping = (
+                None
+                if isinstance(cluster, KindCluster)
+                else stack.enter_context(scraper(cluster, scaling_demo.SCRAPE_SECONDS))
+            )
             return _shown(kube, made, cluster, scraping)
     except BaseException:
         console.print(f"diagnostics: {diagnostics.collect('demo', made, ['demo'])}", markup=False)
         raise
 
 
-def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) -> list[str]:
-    made.install({"prometheus": {"url": scraping.url}})
+def _shown(
+    kube: Kube, made: Installation, cluster: Cluster | KindCluster, scraping: Scraper | None
+) -> list[str]:
+    made.install({"prometheus": {"url": scraping.url}} if scraping else {})
     console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
 
     say("4. The same file on the cluster: kubectl apply, then a request")
@@ -234,7 +259,8 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
         ),
         markup=False,
     )
-    scraping.watch(kube, "demo")
+    if scraping:
+        scraping.watch(kube, "demo")
     reach = Reach(kube)
     with reach.service("demo", "sentiment") as endpoint:
         url = f"{endpoint.http}/v2/models/sentiment"
@@ -278,7 +304,10 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
         )
         pipeline.wait_ready()
         console.print("the original file, applied again: Ready", markup=False)
-    figures.append(scaling_demo.show(kube, reach, scraping, "demo"))
+    if scraping:
+        figures.append(scaling_demo.show(kube, reach, scraping, "demo"))
+    else:
+        console.print("skipping live scaling: it needs the local cluster's Prometheus")
     if os.environ.get("KEEP") == "1":
         console.print(
             f"cluster kept: export KUBECONFIG={cluster.kubeconfig}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from e2e.local import binaries
 from hack import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +91,13 @@ BUILT = (
 )
 
 
+API_SERVERS = (
+    *binaries.API_SERVER,
+    *map(binaries.api_server, binaries.OLDER_KUBERNETES),
+    "helm",
+)
+
+
 def _real_parts() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return (
@@ -153,6 +161,8 @@ TIERS = {
             _python("-m", "e2e.local.native"),
             _pytest(
                 "tests/integration",
+                "-m",
+                "not older_kubernetes",
                 "-q",
                 "-n",
                 WORKERS,
@@ -163,6 +173,16 @@ TIERS = {
             ),
         ),
         18,
+        _real_parts,
+    ),
+    # The API servers of older versions of Kubernetes. Their cold builds take longer than the tests,
+    # so `make test` runs these tests for the pinned version only.
+    "compatibility": Tier(
+        (
+            _python("-m", "e2e.local.binaries", *API_SERVERS),
+            _pytest("tests/integration/compatibility", "-q", "--timeout=600", *LEAKS),
+        ),
+        3,
         _real_parts,
     ),
     # Most of the time is waiting: for drains that have to outlast clients, and for pods that start

@@ -51,6 +51,7 @@ CHECKS: dict[str, Callable[[bool], str]] = {
     "Triton's ModelConfig, field by field": _text(
         "hack.modelconfig", "docs/reference/modelconfig.md"
     ),
+    "compatibility matrix": _text("hack.compatibility", "docs/reference/compatibility.md"),
     "shape of a pod template": _text(
         "hack.podschema", "operator/triton_pipelines/compile/render/podschema.yaml"
     ),

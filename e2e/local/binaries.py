@@ -6,6 +6,7 @@ fitting version that are already in `$KUBEBUILDER_ASSETS` or on `PATH` are used 
 Versions and checksums are pinned by `go/<module>/go.mod` and `go.sum`.
 """
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,9 @@ from e2e.local.progress import step
 
 MODULES = Path(__file__).with_name("go")
 KUBERNETES_VERSION = "1.36.3"
+OLDER_KUBERNETES = ("1.30.14", "1.34.3")
+"""Further versions whose API server the compatibility tests run: the oldest one that the chart
+accepts, and one between it and the pinned version."""
 ETCD_VERSION = "3.6.16"
 HELM_VERSION = "4.3.1"
 MINIMUM_GO = (1, 26)
@@ -107,9 +111,25 @@ def _kubernetes(name: str, *version_command: str) -> Binary:
 
 
 KUBERNETES = Module("kubernetes", _kubernetes_ldflags(KUBERNETES_VERSION))
+
+
+def api_server(version: str) -> str:
+    """Return the name of the API server's binary of a Kubernetes version such as 1.30.14."""
+    minor = version.rpartition(".")[0]
+    return "kube-apiserver" if version == KUBERNETES_VERSION else f"kube-apiserver-{minor}"
+
+
 BINARIES: dict[str, Binary] = {
     binary.name: binary
     for binary in (
+        *(
+            Binary(
+                api_server(version),
+                Module(f"kubernetes-{version.rpartition('.')[0]}", _kubernetes_ldflags(version)),
+                "k8s.io/kubernetes/cmd/kube-apiserver",
+            )
+            for version in OLDER_KUBERNETES
+        ),
         *(
             _kubernetes(name)
             for name in (
@@ -174,6 +194,35 @@ def folder(names: Sequence[str] = API_SERVER) -> Path:
 def path_of(name: str) -> Path:
     """Path of one binary, made if missing."""
     return folder([name]) / name
+
+
+def module_sources(name: str) -> dict[str, Path]:
+    """Return the source folder of each module that `go/NAME/go.mod` requires, by module path.
+
+    The modules are downloaded if they are missing, and compared with the locked checksums.
+
+    Raises:
+        BinaryError: no Go toolchain, or a failed download (with its last lines).
+    """
+    module = MODULES / name
+    names = re.findall(r"^\s+(\S+) v\S+$", (module / "go.mod").read_text(), re.MULTILINE)
+    done = subprocess.run(
+        [find_go(), "mod", "download", "-json", *names],
+        cwd=module,
+        env={**os.environ, "GOWORK": "off", "GOFLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+        raise BinaryError(f"downloading the modules of {module / 'go.mod'} failed:\n{tail}")
+    found, decoder, text = {}, json.JSONDecoder(), done.stdout.strip()
+    while text:
+        one, end = decoder.raw_decode(text)
+        found[one["Path"]] = Path(one["Dir"])
+        text = text[end:].lstrip()
+    return found
 
 
 def find_installed(binary: Binary, exclude: Path | None = None) -> Path | None:

@@ -38,8 +38,8 @@ class ControlSpec:
     """Everything that decides the files and flags of a control plane.
 
     Addresses are IP literals; `advertise_address` is what the `kubernetes` Service points at.
-    `folder` holds keys, configs and data. `extra_api_server_flags` come last and so win over the
-    defaults.
+    `folder` holds keys, configs and data. `api_server` is the name of its binary.
+    `extra_api_server_flags` come last and so win over the defaults.
     """
 
     name: str
@@ -58,6 +58,7 @@ class ControlSpec:
     scheduler_port: int = 10259
     audit_log: Path | None = None
     flow_control: bool = True
+    api_server: str = "kube-apiserver"
     extra_api_server_flags: tuple[str, ...] = field(default=())
     extra_controller_manager_flags: tuple[str, ...] = field(default=())
 
@@ -147,7 +148,7 @@ def api_server_command(spec: ControlSpec) -> list[str]:
     """Command line of kube-apiserver."""
     folder = spec.folder
     command = [
-        str(spec.binaries / "kube-apiserver"),
+        str(spec.binaries / spec.api_server),
         f"--etcd-servers=http://127.0.0.1:{spec.etcd_port}",
         f"--bind-address={spec.bind_address}",
         f"--advertise-address={spec.advertise_address}",

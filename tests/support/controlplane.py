@@ -39,6 +39,9 @@ class ControlPlane:
         context: name of cluster, user and context in the kubeconfig.
         extra_api_server_flags: appended to the API server's command line.
         extra_controller_manager_flags: appended to kube-controller-manager's command line.
+        kubernetes: version of the API server, one of `binaries.OLDER_KUBERNETES` or the pinned one,
+            which all other components have. Only the API server exists in older versions, so these
+            have neither controllers nor a scheduler.
         crds: files of CustomResourceDefinitions that are served before any controller starts:
             garbage collector and autoscaler look for new kinds every 30 s only.
     """
@@ -53,6 +56,7 @@ class ControlPlane:
         context: str = "tritonpipe-test",
         extra_api_server_flags: tuple[str, ...] = (),
         extra_controller_manager_flags: tuple[str, ...] = (),
+        kubernetes: str = binaries.KUBERNETES_VERSION,
         crds: tuple[Path, ...] = (),
     ) -> None:
         self.controllers = controllers
@@ -62,6 +66,7 @@ class ControlPlane:
         self.context = context
         self.extra_api_server_flags = extra_api_server_flags
         self.extra_controller_manager_flags = extra_controller_manager_flags
+        self.api_server = binaries.api_server(kubernetes)
         self.crds = crds
         self._processes: dict[str, Process] = {}
         self._spec: control.ControlSpec | None = None
@@ -115,7 +120,7 @@ class ControlPlane:
         names = (
             binaries.CONTROL_PLANE if self.controllers or self.scheduler else binaries.API_SERVER
         )
-        folder = binaries.folder(names)
+        folder = binaries.folder([*names, self.api_server])
         self._folder = Path(tempfile.mkdtemp(prefix="tritonpipe-control-"))
         try:
             self._spec = self._make_spec(folder, self._folder)
@@ -203,6 +208,7 @@ class ControlPlane:
             scheduler=self.scheduler,
             audit_log=self.audit_log,
             flow_control=self.flow_control,
+            api_server=self.api_server,
             extra_api_server_flags=self.extra_api_server_flags,
             extra_controller_manager_flags=self.extra_controller_manager_flags,
         )

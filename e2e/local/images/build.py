@@ -131,33 +131,50 @@ def _triton() -> Path:
     )
 
 
+def samples_context(context: Path) -> None:
+    """Put everything into a folder that the image of the samples is built from."""
+    from e2e.models import tree  # needs onnx, which nothing else of the local cluster does
+
+    shutil.copytree(tree.build(), context / "models", copy_function=_link)
+    for name, source in _samples_inputs().items():
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, context / name)
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file, or copy it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _samples_inputs() -> dict[str, Path]:
+    return {
+        "server.py": SAMPLES_FOLDER / "server.py",
+        "Dockerfile": SAMPLES_FOLDER / "Dockerfile",
+        **{name: ROOT / name for name in SAMPLES_SUPPORT},
+    }
+
+
 def _samples() -> Path:
     from e2e.models import tree  # needs onnx, which nothing else of the local cluster does
 
     models = tree.build()
     base = base_image()
-    inputs = {
-        "server.py": SAMPLES_FOLDER / "server.py",
-        "Dockerfile": SAMPLES_FOLDER / "Dockerfile",
-        **{name: ROOT / name for name in SAMPLES_SUPPORT},
-    }
     key = cache.digest(
         [
             base,
             models.name,
             (models / tree.MANIFEST).read_bytes(),
-            *(path.read_bytes() for path in inputs.values()),
+            *(path.read_bytes() for path in _samples_inputs().values()),
         ]
     )
 
     def make(tag: str) -> None:
         with tempfile.TemporaryDirectory(dir=cache.cache_root()) as scratch:
-            context = Path(scratch)
-            shutil.copytree(models, context / "models", copy_function=os.link)
-            for name, source in inputs.items():
-                (context / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, context / name)
-            buildah.build(context, tag, base)
+            samples_context(Path(scratch))
+            buildah.build(Path(scratch), tag, base)
 
     return _archive("samples", SAMPLES_IMAGE, key, make)
 

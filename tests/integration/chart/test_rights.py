@@ -3,24 +3,17 @@
 Nothing that it requests is refused.
 """
 
-import contextlib
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
-from e2e.local import api, binaries
-from e2e.local.processes import Process, reserved_ports
+from e2e.local import api
 from hack import chart
-from tests.support.chart import account_kubeconfig, environment
 from tests.support.controlplane import ControlPlane
+from tests.support.installed import DEADLINE_SECONDS, InstalledOperator, installed_operator
 from tests.support.operators import CRD_FILE
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES
 
@@ -28,7 +21,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 SAMPLE = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_text())
 NAME = SAMPLE["metadata"]["name"]
-DEADLINE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -43,87 +35,7 @@ def cluster() -> Iterator[ControlPlane]:
         yield plane
 
 
-@dataclass
-class Running:
-    """An operator process and where its figures and log are."""
-
-    connection: httpx.Client
-    metrics_port: int
-    log: Path
-
-    def refused(self) -> set[tuple[str, str]]:
-        """(verb, resource) of the operator's own requests that were forbidden."""
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        figures = httpx.get(url, timeout=DEADLINE_SECONDS, trust_env=False).text
-        found = re.findall(r"^tritonpipe_api_requests_total\{(.*)\} ", figures, flags=re.MULTILINE)
-        assert found, "no requests counted"
-        labels = [dict(re.findall(r'(\w+)="([^"]*)"', item)) for item in found]
-        return {(item["verb"], item["resource"]) for item in labels if item["code"] == "403"}
-
-
-@contextlib.contextmanager
-def running(
-    cluster: ControlPlane, folder: Path, namespace: str, *settings: str
-) -> Iterator[Running]:
-    """Install the chart and run its operator as this process.
-
-    The process takes the place of the Deployment's pod. Everything is removed at the end.
-    """
-    release = [
-        f"--namespace={namespace}",
-        "--set",
-        "fullnameOverride=triton-pipelines",
-        "--set",
-        "crds.enabled=false",
-        *settings,
-    ]
-    helm = [str(binaries.path_of("helm")), f"--kubeconfig={cluster.kubeconfig}"]
-    subprocess.run(
-        [*helm, "install", "rights", str(chart.CHART), "--create-namespace", *release],
-        check=True,
-        capture_output=True,
-    )
-    with (
-        api.client(cluster.kubeconfig) as connection,
-        reserved_ports(2) as (metrics_port, liveness_port),
-    ):
-        account_kubeconfig(
-            connection, cluster.kubeconfig, folder / "kubeconfig", namespace, "triton-pipelines"
-        )
-        ports = [
-            "--set",
-            f"operator.metricsPort={metrics_port}",
-            "--set",
-            f"operator.livenessPort={liveness_port}",
-        ]
-        variables = environment(
-            chart.render(*settings, *ports, namespace=namespace),
-            namespace=namespace,
-            pod="operator-0",
-        )
-        variables |= {
-            "TRITONPIPE_KUBECONFIG": str(folder / "kubeconfig"),
-            "TRITONPIPE_OPERATOR_KEY_FILE": str(folder / "key"),
-        }
-        log = folder / "operator.log"
-        with contextlib.ExitStack() as stack:
-            stack.callback(
-                subprocess.run,
-                [*helm, "uninstall", "rights", f"--namespace={namespace}"],
-                check=True,
-                capture_output=True,
-            )
-            process = Process(
-                "operator",
-                [sys.executable, "-m", "triton_pipelines.cli.main", "operator"],
-                log,
-                variables,
-            )
-            stack.callback(process.stop)
-            yield Running(connection, metrics_port, log)
-
-
-def tell_a_story(operator: Running, namespace: str) -> dict[str, Any]:
+def tell_a_story(operator: InstalledOperator, namespace: str) -> dict[str, Any]:
     """Create a pipeline, change it, delete one of its children, then delete it.
 
     The operator reacts to each step. Returns the pipeline's last status.
@@ -169,7 +81,7 @@ def tell_a_story(operator: Running, namespace: str) -> dict[str, Any]:
 
 
 def test_cluster_wide_operator_is_refused_nothing(cluster: ControlPlane, tmp_path: Path) -> None:
-    with running(cluster, tmp_path, "wide") as operator:
+    with installed_operator(cluster, tmp_path, "wide") as operator:
         tell_a_story(operator, "default")
         assert operator.refused() == set()
         assert "orbidden" not in operator.log.read_text()
@@ -182,6 +94,8 @@ def test_namespaced_operator_is_refused_nodes_alone(cluster: ControlPlane, tmp_p
             "/api/v1/namespaces/team",
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}},
         )
-    with running(cluster, tmp_path, "scoped", "--set", "watch.namespaces={team}") as operator:
+    with installed_operator(
+        cluster, tmp_path, "scoped", "--set", "watch.namespaces={team}"
+    ) as operator:
         tell_a_story(operator, "team")
         assert operator.refused() == {("list", "nodes")}

@@ -111,6 +111,9 @@ def test_module_versions_are_the_advertised_ones() -> None:
         return match[1]
 
     assert required("kubernetes", "k8s.io/kubernetes") == binaries.KUBERNETES_VERSION
+    for version in binaries.OLDER_KUBERNETES:
+        module = binaries.BINARIES[binaries.api_server(version)].module.name
+        assert required(module, "k8s.io/kubernetes") == version
     assert required("etcd", "go.etcd.io/etcd/server/v3") == binaries.ETCD_VERSION
     assert required("helm", "helm.sh/helm/v4") == binaries.HELM_VERSION
 

@@ -15,7 +15,7 @@ TENSORRT_PLATFORM: Final = "tensorrt_plan"
 PYTHON_FILE: Final = "model.py"
 
 _AOTI: Final = "torch_aoti"
-_AOTI_SINCE: Final[Release] = (26, 3)
+AOTI_SINCE: Final[Release] = (26, 3)
 # Backend → the platforms that Triton accepts with it. Any other backend accepts any platform except
 # these.
 _PLATFORMS: Final = {
@@ -61,9 +61,7 @@ class Identity:
 def platforms(backend: str, facts: ServerFacts) -> tuple[str, ...]:
     """Return the platforms that Triton accepts with a backend; empty if it accepts any."""
     return tuple(
-        name
-        for name in _PLATFORMS.get(backend, ())
-        if name != _AOTI or facts.release >= _AOTI_SINCE
+        name for name in _PLATFORMS.get(backend, ()) if name != _AOTI or facts.release >= AOTI_SINCE
     )
 
 
@@ -98,10 +96,10 @@ def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
     platform, filename = config.platform, config.default_model_filename
     present = frozenset[str]() if platform or filename else _entries(name, facts)
     for backend, file, own in _KNOWN:
-        if own == _AOTI and facts.release < _AOTI_SINCE:
+        if own == _AOTI and facts.release < AOTI_SINCE:
             continue
         by_file = filename == file and not (platform and backend == "tensorflow")
-        alias = platform == "libtorch" and backend == "pytorch" and facts.release >= _AOTI_SINCE
+        alias = platform == "libtorch" and backend == "pytorch" and facts.release >= AOTI_SINCE
         if by_file or file in present or alias or (platform and platform == own):
             return backend, platform or own
     return "", platform

@@ -13,8 +13,8 @@ from .backend_identity import ENSEMBLE, PYTHON_FILE, Identity, platforms
 from .server_facts import Release, ServerFacts
 from .violations import RuleId, ViolationCollector, keyed, listed
 
-_METRICS_SINCE: Final[Release] = (24, 11)
-_FIELDS_SINCE: Final[dict[str, Release]] = {"model_metrics": _METRICS_SINCE}
+METRICS_SINCE: Final[Release] = (24, 11)
+_FIELDS_SINCE: Final[dict[str, Release]] = {"model_metrics": METRICS_SINCE}
 _IN_FLIGHT_SINCE: Final[Release] = (25, 11)
 _METRIC_TAG: Final = re.compile(r"(?:[a-zA-Z0-9][a-zA-Z0-9_]*)?", re.ASCII)
 _LIBRARY_BACKENDS: Final = frozenset({"python", "onnxruntime", "tensorrt", "tensorflow"})

@@ -1,0 +1,224 @@
+"""The chart and its operator on the API server of each supported Kubernetes version.
+
+No version but the pinned one has controllers here, so no pod starts and nothing is collected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from e2e.local import api, binaries
+from hack import chart
+from hack.compatibility import DEVICE_CLAIMS_SINCE, RESIZE_SINCE
+from tests.corpus import Sample, bad, good
+from tests.support.causes import causes_of
+from tests.support.controlplane import ControlPlane
+from tests.support.golden import CASES, path_of
+from tests.support.installed import DEADLINE_SECONDS, InstalledOperator, installed_operator
+from triton_pipelines.api import names
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    SERVICES,
+    resource_of,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+NAMESPACE = "compatible"
+PIPELINES = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}"
+STRICT_DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
+DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
+SAMPLE = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_text())
+NAME = SAMPLE["metadata"]["name"]
+DEVICE_CLAIMS = "mig-dra"
+"""The golden file with a ResourceClaim of Dynamic Resource Allocation."""
+
+
+def minor_of(version: str) -> tuple[int, int]:
+    """Return the minor version, such as (1, 30)."""
+    major, minor, _ = (int(part) for part in version.split("."))
+    return major, minor
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(
+            pytest.param(version, marks=pytest.mark.older_kubernetes)
+            for version in binaries.OLDER_KUBERNETES
+        ),
+        binaries.KUBERNETES_VERSION,
+    ],
+)
+def version(request: pytest.FixtureRequest) -> str:
+    """Return the version of Kubernetes, such as 1.30.14."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def operator(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledOperator]:
+    """Install the chart with its CRD and policies, and run the operator with its own rights."""
+    with (
+        ControlPlane(kubernetes=version) as plane,
+        installed_operator(
+            plane, tmp_path_factory.mktemp("operator"), "operator", "--set=crds.enabled=true"
+        ) as running,
+    ):
+        api.apply(
+            running.connection,
+            f"/api/v1/namespaces/{NAMESPACE}",
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        )
+        api.wait_for(
+            "the kind",
+            lambda: running.connection.get(PIPELINES).status_code == 200,
+            DEADLINE_SECONDS,
+        )
+        yield running
+
+
+@pytest.fixture
+def connection(operator: InstalledOperator) -> httpx.Client:
+    """Return the administrator's connection."""
+    return operator.connection
+
+
+def test_the_server_is_of_that_version(connection: httpx.Client, version: str) -> None:
+    assert connection.get("/version").json()["gitVersion"] == f"v{version}"
+
+
+def test_the_definition_is_established(connection: httpx.Client) -> None:
+    conditions = {
+        one["type"]: one["status"]
+        for one in connection.get(DEFINITION).json()["status"]["conditions"]
+    }
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+def is_refused(sample: Sample, status: dict[str, Any]) -> bool:
+    """Return whether an answer refuses a resource for the reason that its file names.
+
+    Messages of our own rules are compared. The server's own ones differ between versions.
+    """
+    if not sample.server_path:
+        return sample.server_text in status["message"]
+    text = sample.message if sample.message in sample.server_text else ""
+    return any(
+        field == sample.server_path and text in message for field, message in causes_of(status)
+    )
+
+
+def test_every_rule_refuses_what_it_should(connection: httpx.Client) -> None:
+    samples = bad()
+    assert len(samples) > 200
+    wrong = {}
+    for sample in samples:
+        answer = connection.post(PIPELINES, params=STRICT_DRY_RUN, json=sample.document)
+        if answer.status_code not in (400, 422) or not is_refused(sample, answer.json()):
+            wrong[sample.name] = answer.json()
+    assert wrong == {}
+
+
+def test_every_valid_resource_is_stored_as_written(connection: httpx.Client) -> None:
+    for sample in good():
+        answer = connection.post(PIPELINES, params=STRICT_DRY_RUN, json=sample.document)
+        assert answer.status_code == 201, f"{sample.name}: {answer.text}"
+        assert "warning" not in answer.headers, sample.name
+
+
+def rendered(case: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a golden file."""
+    text = path_of(case).read_text(encoding="utf-8").replace("REVISION", "0123456789")
+    for part in text.split("===== "):
+        if "\napiVersion: " in part:
+            yield yaml.safe_load(part.split("\n", 1)[1])
+
+
+def test_every_rendered_object_is_accepted(connection: httpx.Client, version: str) -> None:
+    claims = minor_of(version) >= DEVICE_CLAIMS_SINCE
+    assert DEVICE_CLAIMS in CASES
+    for case in CASES:
+        if case == DEVICE_CLAIMS and not claims:
+            continue
+        for item in rendered(case):
+            path = resource_of(item).path(NAMESPACE, item["metadata"]["name"])
+            answer = connection.patch(
+                path,
+                params={**STRICT_DRY_RUN, "fieldManager": names.MANAGER_CHILDREN, "force": "true"},
+                headers={"Content-Type": "application/apply-patch+yaml"},
+                content=json.dumps(
+                    {**item, "metadata": {**item["metadata"], "namespace": NAMESPACE}}
+                ).encode(),
+            )
+            assert answer.status_code in (200, 201), f"{case} {item['kind']}: {answer.text}"
+
+
+def conditions(item: dict[str, Any]) -> set[tuple[str, str, str, int]]:
+    """Return type, status, reason and observed generation of each condition."""
+    return {
+        (one["type"], one["status"], one["reason"], one["observedGeneration"])
+        for one in item.get("status", {}).get("conditions", ())
+    }
+
+
+def test_the_operator_creates_scales_and_leaves_a_pipeline(
+    operator: InstalledOperator, connection: httpx.Client
+) -> None:
+    pipeline = INFERENCE_PIPELINES.path(NAMESPACE, NAME)
+    deployment = DEPLOYMENTS.path(NAMESPACE, NAME)
+    api.apply(connection, pipeline, SAMPLE)
+
+    def read(path: str) -> dict[str, Any]:
+        answer = connection.get(path)
+        return dict(answer.json()) if answer.status_code == 200 else {}
+
+    api.wait_for("the Deployment", lambda: bool(read(deployment)), DEADLINE_SECONDS)
+    api.wait_for(
+        "the status",
+        lambda: ("Ready", "False", "Progressing", 1) in conditions(read(pipeline)),
+        DEADLINE_SECONDS,
+    )
+    assert read(pipeline)["status"]["revision"]
+    assert read(SERVICES.path(NAMESPACE, NAME))["spec"]["ports"]
+    (owner,) = read(deployment)["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == (read(pipeline)["metadata"]["uid"], True)
+
+    scaled = connection.patch(
+        f"{pipeline}/scale",
+        headers={"Content-Type": "application/merge-patch+json"},
+        content=json.dumps({"spec": {"replicas": 2}}),
+    )
+    assert scaled.status_code == 200, scaled.text
+    api.wait_for(
+        "two replicas", lambda: read(deployment)["spec"]["replicas"] == 2, DEADLINE_SECONDS
+    )
+
+    live = CONFIG_MAPS.path(NAMESPACE, f"{NAME}-live")
+    api.wait_for("the live ConfigMap", lambda: bool(read(live)), DEADLINE_SECONDS)
+    connection.delete(pipeline).raise_for_status()
+    assert read(pipeline) == {}, "a finalizer keeps the pipeline"
+    assert operator.refused() == set()
+    assert "Traceback" not in operator.log.read_text()
+
+
+def test_pods_can_be_resized_since_the_documented_version(
+    connection: httpx.Client, version: str
+) -> None:
+    served = {one["name"] for one in connection.get("/api/v1").json()["resources"]}
+    assert ("pods/resize" in served) == (minor_of(version) >= RESIZE_SINCE)
+
+
+def test_the_policies_of_the_chart_are_valid(connection: httpx.Client) -> None:
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    policies = connection.get(path).json()["items"]
+    assert len(policies) >= 2
+    assert len(connection.get(f"{path.replace('policies', 'policybindings')}").json()["items"]) >= 2
