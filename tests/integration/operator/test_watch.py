@@ -31,8 +31,7 @@ from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import CONFIG_MAPS, SECRETS
 from triton_pipelines.cluster.work_queue import Key, Result
 
-# Kopf leaves closing of some transports to the loop's end.
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

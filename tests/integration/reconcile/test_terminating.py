@@ -18,7 +18,6 @@ from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.timeout(240),
 ]
 MESSAGE = "namespace is terminating; nothing is applied"

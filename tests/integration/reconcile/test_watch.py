@@ -28,7 +28,6 @@ from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.timeout(240),
 ]
 DEADLINE_SECONDS = 90.0
