@@ -45,7 +45,9 @@ class ScalingMetrics:
             "model",
             "pod",
         )
-        self.desired = gauge("step_instances_desired", "Instances that a pod should run.", *_STEP)
+        self.desired = gauge(
+            "step_instances_desired", "Desired number of instances in each pod.", *_STEP
+        )
         self.busy = gauge(
             "step_busy_ratio", "Busy share of the step's instances, corrected for batches.", *_STEP
         )

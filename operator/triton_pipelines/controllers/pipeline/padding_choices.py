@@ -60,7 +60,7 @@ class VerifiedPadding:
     figures: str = ""
     """The measured figures, as text."""
     request: str = ""
-    """Request of the tuning run that verified it."""
+    """Value of spec.tuning.request for the tuning run that verified this padding."""
     at: str = ""
     """When that run ended (RFC 3339)."""
     rejection: str = ""
