@@ -78,7 +78,7 @@ class PriorityQueuePolicy(QueuePolicy):
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description=("Priority level. Level 1 is the most urgent."),
+            description="Priority level. Level 1 is the most urgent.",
         ),
     ]
 
@@ -242,7 +242,7 @@ class DynamicBatching(ApiModel):
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
             " self.priorityLevels)",
-            message=("requires priorityLevels, and each priority must be at most priorityLevels"),
+            message="requires priorityLevels, and each priority must be at most priorityLevels",
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),

@@ -328,7 +328,7 @@ class ModelInstances(PlacedStepCopies):
                 "!(has(self.groups) && size(self.groups) > 0) || !(has(self.profiles) &&"
                 " size(self.profiles) > 0)"
             ),
-            message=("cannot be combined with instances.profiles; set profiles in each group"),
+            message="cannot be combined with instances.profiles; set profiles in each group",
             holds=lambda i: not i.groups or not i.profiles,
             field="groups",
         ),

@@ -28,7 +28,7 @@ class Tracing(ApiModel):
         Field(
             ge=1,
             le=1_000_000_000,
-            description=("Sampling interval: one request out of this number is traced."),
+            description="Sampling interval: one request out of this number is traced.",
         ),
     ] = 1000
 

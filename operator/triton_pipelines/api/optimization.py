@@ -168,17 +168,17 @@ class LengthProfile(ApiModel):
 
     min: Annotated[
         int | None,
-        Field(ge=1, le=MAX_TOKENS, description=("Minimum number of tokens in a row. Default: 1.")),
+        Field(ge=1, le=MAX_TOKENS, description="Minimum number of tokens in a row. Default: 1."),
     ] = None
     max: Annotated[
-        int, Field(ge=1, le=MAX_TOKENS, description=("Maximum number of tokens in a row."))
+        int, Field(ge=1, le=MAX_TOKENS, description="Maximum number of tokens in a row.")
     ]
     min_batch_size: Annotated[
         int | None,
-        Field(ge=1, le=MAX_BATCH, description=("Minimum number of rows in a batch. Default: 1.")),
+        Field(ge=1, le=MAX_BATCH, description="Minimum number of rows in a batch. Default: 1."),
     ] = None
     max_batch_size: Annotated[
-        int, Field(ge=1, le=MAX_BATCH, description=("Maximum number of rows in a batch."))
+        int, Field(ge=1, le=MAX_BATCH, description="Maximum number of rows in a batch.")
     ]
 
     rules = (
@@ -202,10 +202,10 @@ class TokenLengths(ApiModel):
 
     min: Annotated[
         int | None,
-        Field(ge=1, le=MAX_TOKENS, description=("Minimum number of tokens in a row. Default: 1.")),
+        Field(ge=1, le=MAX_TOKENS, description="Minimum number of tokens in a row. Default: 1."),
     ] = None
     max: Annotated[
-        int | None, Field(ge=1, le=MAX_TOKENS, description=("Maximum number of tokens in a row."))
+        int | None, Field(ge=1, le=MAX_TOKENS, description="Maximum number of tokens in a row.")
     ] = None
     profiles: Annotated[
         tuple[LengthProfile, ...],

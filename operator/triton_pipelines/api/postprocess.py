@@ -178,7 +178,7 @@ class Postprocess(ApiModel):
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message=("is required for type Python; list each output tensor with dataType and dims"),
+            message="is required for type Python; list each output tensor with dataType and dims",
             holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),

@@ -72,6 +72,6 @@ class RolloutSpec(ApiModel):
         Field(
             ge=1,
             le=20,
-            description=("Number of old revisions for which ConfigMaps and ReplicaSets are kept."),
+            description="Number of old revisions for which ConfigMaps and ReplicaSets are kept.",
         ),
     ] = 3

@@ -115,7 +115,7 @@ class PodBounds(ApiModel):
     """Bounds of the number of pods, if live scaling sets it."""
 
     min: Annotated[
-        int | None, Field(ge=1, le=10000, description=("Minimum number of pods. Default: 1."))
+        int | None, Field(ge=1, le=10000, description="Minimum number of pods. Default: 1.")
     ] = None
     max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
 
@@ -169,20 +169,20 @@ class Scaling(ApiModel):
         ),
     ] = None
     windows: Annotated[
-        Windows, Field(description=("Time windows over which the signals are computed."))
+        Windows, Field(description="Time windows over which the signals are computed.")
     ] = Windows()
     scale_up: Annotated[
         ScaleUp, Field(description="Behavior of increases in the instance count.")
     ] = ScaleUp()
     scale_down: Annotated[
-        ScaleDown, Field(description=("Behavior of decreases in the instance count."))
+        ScaleDown, Field(description="Behavior of decreases in the instance count.")
     ] = ScaleDown()
     backlog_drain_seconds: Annotated[
         int,
         Field(
             ge=1,
             le=3600,
-            description=("Time within which a backlog should be processed, in seconds."),
+            description="Time within which a backlog should be processed, in seconds.",
         ),
     ] = 10
     stale_after_seconds: Annotated[

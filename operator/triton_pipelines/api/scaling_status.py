@@ -25,7 +25,7 @@ class ScaleEvent(ApiModel):
     from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
     to: Annotated[Count, Field(description="Instances after.")] = 0
     reason: Annotated[
-        Short, Field(description=("Reason for the change, with the values on which it is based."))
+        Short, Field(description="Reason for the change, with the values on which it is based.")
     ] = ""
 
 
@@ -41,7 +41,7 @@ class ScalingFigures(ApiModel):
         Count, Field(description="Utilization of its instances in percent.")
     ] = 0
     wait_milliseconds: Annotated[
-        Count, Field(description=("Time that requests wait before this step."))
+        Count, Field(description="Time that requests wait before this step.")
     ] = 0
 
 

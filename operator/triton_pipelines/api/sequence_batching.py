@@ -227,7 +227,7 @@ class SequenceBatching(ApiModel):
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message=("is required for strategy Oldest and not allowed for Direct"),
+            message="is required for strategy Oldest and not allowed for Direct",
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),

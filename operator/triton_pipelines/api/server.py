@@ -30,9 +30,7 @@ class ImagePullPolicy(StrEnum):
 class LocalReference(ApiModel):
     """An object in the pipeline's namespace, by name."""
 
-    name: Annotated[
-        ObjectName, Field(description=("Name of an object in the pipeline's namespace."))
-    ]
+    name: Annotated[ObjectName, Field(description="Name of an object in the pipeline's namespace.")]
 
 
 class EnvVar(ApiModel):
@@ -66,7 +64,7 @@ class Gpu(ApiModel):
     """GPUs of one pod."""
 
     count: Annotated[
-        int, Field(ge=0, le=64, description=("Number of GPUs per pod. 0 means CPU only."))
+        int, Field(ge=0, le=64, description="Number of GPUs per pod. 0 means CPU only.")
     ] = 1
     resource_name: Annotated[
         str,
@@ -143,7 +141,7 @@ class Resources(ApiModel):
         ResourceList()
     )
     limits: Annotated[
-        ResourceList, Field(description=("Maximum amount that the container can use."))
+        ResourceList, Field(description="Maximum amount that the container can use.")
     ] = ResourceList()
 
 
@@ -258,7 +256,7 @@ class ServerSpec(ApiModel):
         ),
     ] = Switch.DISABLED
     image_pull_policy: Annotated[
-        ImagePullPolicy | None, Field(description=("Same as in a Pod spec."))
+        ImagePullPolicy | None, Field(description="Same as in a Pod spec.")
     ] = None
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],
@@ -387,7 +385,7 @@ class ServerSpec(ApiModel):
     ] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
     network_policy: Annotated[
-        NetworkPolicy, Field(description=("Clients that can reach the ports."))
+        NetworkPolicy, Field(description="Clients that can reach the ports.")
     ] = NetworkPolicy()
     tls: Annotated[Tls | None, Field(description="TLS for gRPC. Default: no TLS.")] = None
     disruption_budget: Annotated[

@@ -26,11 +26,11 @@ class ConditionStatus(ApiModel):
         str,
         Field(
             max_length=128,
-            description=("Reason for the condition's last transition, in CamelCase."),
+            description="Reason for the condition's last transition, in CamelCase.",
         ),
     ]
     message: Annotated[
-        Long, Field(description=("Explanation of the reason, with values and a remedy."))
+        Long, Field(description="Explanation of the reason, with values and a remedy.")
     ]
     observed_generation: Annotated[
         int,
@@ -76,7 +76,7 @@ class TensorStatus(ApiModel):
         ),
     ]
     optional: Annotated[
-        Switch | None, Field(description=("If Enabled, a request can omit this input."))
+        Switch | None, Field(description="If Enabled, a request can omit this input.")
     ] = None
 
 
@@ -103,17 +103,17 @@ class StepStatus(ApiModel):
 
     name: Annotated[Short, Field(description="Name of the step.")]
     model_name: Annotated[
-        Short, Field(description=("Name of the step's model in the model repository."))
+        Short, Field(description="Name of the step's model in the model repository.")
     ]
     role: Annotated[Short, Field(description="Tokenizer, Model or Postprocess.")]
     ready_pods: Annotated[
-        Count, Field(description=("Number of pods in which Triton reports the model as READY."))
+        Count, Field(description="Number of pods in which Triton reports the model as READY.")
     ] = 0
     pods: Annotated[Count, Field(description="Number of pods that were queried.")] = 0
     reason: Annotated[Long, Field(description="Triton's reason if a model is not ready.")] = ""
     instances: Annotated[Count, Field(description="Number of instances in each pod.")] = 0
     desired_instances: Annotated[
-        Count, Field(description=("Desired number of instances in each pod."))
+        Count, Field(description="Desired number of instances in each pod.")
     ] = 0
     pods_with_desired_instances: Annotated[
         Count, Field(description="Number of pods that report the desired number of instances.")
@@ -137,7 +137,7 @@ class TokenizerStatus(ApiModel):
 
     instances: Annotated[Count, Field(description="Number of instances in each pod.")] = 0
     desired_instances: Annotated[
-        Count, Field(description=("Desired number of instances in each pod."))
+        Count, Field(description="Desired number of instances in each pod.")
     ] = 0
     summary: Annotated[
         Short, Field(description="Desired and maximum number of instances, such as 2/4.")
@@ -150,7 +150,7 @@ class SourceStatus(ApiModel):
     step: Annotated[Short, Field(description="Name of the step.")]
     uri: Annotated[
         Annotated[str, Field(max_length=1024)],
-        Field(description=("URI of the source, as written in the spec.")),
+        Field(description="URI of the source, as written in the spec."),
     ]
     resolved_revision: Annotated[Short, Field(description="Commit, object version or ETag.")] = ""
     sha256: Annotated[Short, Field(description="SHA-256 of the file.")] = ""
@@ -211,7 +211,7 @@ class Status(ApiModel):
         tuple[StepStatus, ...],
         Field(
             max_length=64,
-            description=("Status of each step across all pods."),
+            description="Status of each step across all pods.",
             json_schema_extra=MAP_BY_NAME,
         ),
     ] = ()

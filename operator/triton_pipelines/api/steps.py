@@ -72,7 +72,7 @@ class StepFields(ApiModel):
         Python | None,
         Field(
             description=(
-                "Custom code. Custom code. Required for platform python, not allowed otherwise."
+                "Custom code. Required for platform python, not allowed otherwise."
             )
         ),
     ] = None
@@ -172,7 +172,7 @@ class StepFields(ApiModel):
     ] = None
     optimization: Annotated[
         Optimization | None,
-        Field(description=("Optimizations that the backend applies to the file.")),
+        Field(description="Optimizations that the backend applies to the file."),
     ] = None
     lengths: Annotated[
         TokenLengths | None,
@@ -194,9 +194,7 @@ class StepFields(ApiModel):
     ] = None
     parameters: Annotated[
         dict[Annotated[str, Field(max_length=128)], Text],
-        Field(
-            max_length=64, description=("Model parameters, which are passed to Triton unchanged.")
-        ),
+        Field(max_length=64, description="Model parameters, which are passed to Triton unchanged."),
     ] = {}
     config_patch: Annotated[
         Passthrough | None,

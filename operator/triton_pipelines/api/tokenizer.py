@@ -78,19 +78,17 @@ class TokenizerInputs(ApiModel):
     ] = None
     text_pair: Annotated[
         TensorName | None,
-        Field(
-            description=("Name of the second text input, for text pairs (rerankers, NLI models).")
-        ),
+        Field(description="Name of the second text input, for text pairs (rerankers, NLI models)."),
     ] = None
     text_pair_from: Annotated[
         TensorReference | None,
-        Field(description=("Tensor that contains the second text, in the same form as textFrom.")),
+        Field(description="Tensor that contains the second text, in the same form as textFrom."),
     ] = None
 
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message=("requires textPair; set textPair to the tokenizer's name for that input"),
+            message="requires textPair; set textPair to the tokenizer's name for that input",
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
@@ -193,9 +191,7 @@ class Tokenizer(ApiModel):
     ] = ()
     max_length: Annotated[
         int | None,
-        Field(
-            ge=1, le=MAX_TOKENS, description=("Maximum length of a row, in tokens. Default: 512.")
-        ),
+        Field(ge=1, le=MAX_TOKENS, description="Maximum length of a row, in tokens. Default: 512."),
     ] = None
     truncation: Annotated[
         Truncation,
@@ -314,7 +310,7 @@ class Tokenizer(ApiModel):
         ),
         FieldRule(
             cel="!has(self.implementation) || !has(self.python)",
-            message=("is allowed only with type HuggingFace; type Python runs custom code"),
+            message="is allowed only with type HuggingFace; type Python runs custom code",
             holds=lambda t: t.implementation is None or t.python is None,
             field="implementation",
         ),

@@ -88,7 +88,7 @@ class TuningPoint(ApiModel):
         Count, Field(description="Maximum number of rows per batch of the model step.")
     ] = 0
     queue_delay_microseconds: Annotated[
-        Count, Field(description=("Time for which execution is delayed to fill a batch."))
+        Count, Field(description="Time for which execution is delayed to fill a batch.")
     ] = 0
     model_instances: Annotated[
         Count, Field(description="Number of instances of the model step in the measured pod.")
@@ -104,7 +104,7 @@ class TuningPoint(ApiModel):
     ] = 0
     padding: Annotated[
         Short,
-        Field(description=("Padding mode of the measurement, if it differs from the pipeline's.")),
+        Field(description="Padding mode of the measurement, if it differs from the pipeline's."),
     ] = ""
     requests_per_second: Annotated[
         Count,
@@ -153,7 +153,7 @@ class TuningStatus(ApiModel):
         Long, Field(description="Result of the run, or the reason why it failed.")
     ] = ""
     advice: Annotated[
-        Long, Field(description=("Bottleneck of the pipeline, and the field to change."))
+        Long, Field(description="Bottleneck of the pipeline, and the field to change.")
     ] = ""
     padding: Annotated[
         Short,

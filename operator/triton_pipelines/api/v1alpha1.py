@@ -69,7 +69,7 @@ class PipelineSpec(ApiModel):
     model: Annotated[
         ModelSpec | None,
         Field(
-            description=("GPU step that runs the model. Omit it if all models are listed in steps.")
+            description="GPU step that runs the model. Omit it if all models are listed in steps."
         ),
     ] = None
     postprocess: Annotated[Postprocess, Field(description="Processing of the model's outputs.")] = (
@@ -107,10 +107,10 @@ class PipelineSpec(ApiModel):
     ] = ()
     ensemble: Annotated[
         Ensemble,
-        Field(description=("Name, inputs and outputs of the pipeline, as clients see them.")),
+        Field(description="Name, inputs and outputs of the pipeline, as clients see them."),
     ] = Ensemble()
     health: Annotated[
-        Health, Field(description=("Test inferences that the operator sends to each pod."))
+        Health, Field(description="Test inferences that the operator sends to each pod.")
     ] = Health()
     server: Annotated[ServerSpec, Field(description="Configuration of the Triton pods.")] = (
         ServerSpec()
@@ -123,7 +123,7 @@ class PipelineSpec(ApiModel):
     ] = Scaling()
     slo: Annotated[Slo, Field(description="Service level objectives.")] = Slo()
     tuning: Annotated[
-        Tuning, Field(description=("Tuning of the batching settings through measurements."))
+        Tuning, Field(description="Tuning of the batching settings through measurements.")
     ] = Tuning()
     observability: Annotated[
         Observability, Field(description="Tracing and monitoring of the pods.")
@@ -199,7 +199,7 @@ class PipelineSpec(ApiModel):
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
             " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type"
             " == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
-            message=("must differ from the modelName of tokenizer, model and postprocess"),
+            message="must differ from the modelName of tokenizer, model and postprocess",
             holds=lambda s: (
                 s.ensemble.model_name is None
                 or s.ensemble.model_name not in _slot_names(s, postprocess=True)

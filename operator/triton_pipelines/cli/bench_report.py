@@ -203,7 +203,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         if item not in behind and (reason := _unstable(item))
     ]:
         result.append(
-            f"not stable: {'; '.join(unstable)}; try a longer --duration or a quieter machine"
+            f"results are not stable: {'; '.join(unstable)}; use a longer --duration or a less "
+            "busy machine"
         )
     if busy := [
         item.spec.name
@@ -211,8 +212,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         if max(run.cpu_share for run in item.runs) > _BUSY_CORES
     ]:
         result.append(
-            f"the load generator used a full core at {', '.join(busy)}, so the server may sustain"
-            " more"
+            f"the load generator used a full core at {', '.join(busy)}, so the server might "
+            "sustain a higher rate"
         )
     late = [
         item.spec.name
@@ -229,8 +230,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         lost = "; percentiles exclude the failed requests" if item.errors else ""
         completed = _short_number(item.median("requests_per_s"))
         result.append(
-            f"overloaded at {item.spec.name}: only {completed} requests/s complete, and "
-            f"latency grows with the duration{lost}"
+            f"the server is overloaded at {item.spec.name}: only {completed} requests/s "
+            f"complete, and latency grows with the duration{lost}"
         )
     return result
 

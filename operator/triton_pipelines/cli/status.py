@@ -298,7 +298,7 @@ def print_status(pipeline: dict[str, Any], output: Console) -> None:
         )
     )
     if not state.get("conditions"):
-        output.print("no status yet: is an operator running that watches this namespace?")
+        output.print("no status yet; check that an operator is running and watches this namespace")
     elif state.get("observedGeneration") != metadata.get(
         "generation", state.get("observedGeneration")
     ):

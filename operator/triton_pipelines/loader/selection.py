@@ -176,8 +176,7 @@ def _desired_versions(
             )
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
-                f"{text}. Restore {it}, or list the versions to serve from now on in the "
-                "version policy.",
+                f"{text}. Restore {it}, or change the version policy to the versions that exist.",
             )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))

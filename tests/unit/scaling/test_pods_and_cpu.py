@@ -233,12 +233,12 @@ def test_one_thing_at_a_time() -> None:
 
 def test_counts_wait_for_pods_and_cpu_but_not_for_ever() -> None:
     growing = replace(remembered(), pods=PodCountState(StepState(desired=2, last_change=NOW)))
-    assert change_in_progress(growing, EVEN, NOW + 119) == "the number of pods is changing"
+    assert change_in_progress(growing, EVEN, NOW + 119) == "the number of pods is being changed"
     assert change_in_progress(growing, EVEN, NOW + 121) == ""
     assert change_in_progress(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
     resizing = remembered(4250, last_change=NOW)
     uneven = replace(EVEN, resize_pending={"pod-a": "does not have 4250m yet"})
-    assert change_in_progress(resizing, uneven, NOW + 59) == "the CPU limit of the pods is changing"
+    assert change_in_progress(resizing, uneven, NOW + 59) == "the CPU limit of the pods is being changed"
     assert change_in_progress(resizing, uneven, NOW + 61) == ""
     assert change_in_progress(resizing, EVEN, NOW + 5) == ""
 

@@ -267,8 +267,8 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
         why = f"{ended.get('reason', 'Error')}, {_exit_code(ended.get('exitCode'))}"
         return Problem(
             Reason.SERVER_CRASHED,
-            f"pod {pod.name}: Triton exited ({why}), {status.get('restartCount', 0)} restarts;"
-            f" end of its log: {tail}",
+            f"pod {pod.name}: Triton exited ({why}) and was restarted "
+            f"{status.get('restartCount', 0)} times; end of its log: {tail}",
             pod.name,
         )
     return None

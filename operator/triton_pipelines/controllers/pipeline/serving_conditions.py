@@ -174,8 +174,8 @@ def _preflight(case: _ServingCase) -> list[Condition] | None:
         text = f"{case.progress}; preflight: {problem.message}; {keeps}"
         return case.not_ready(kind, problem.reason, text)
     text = (
-        f"{case.progress}; a preflight is running the loader's checks of this revision; {keeps}"
-        " until they pass"
+        f"{case.progress}; a preflight runs the loader's checks for this revision, and {keeps} "
+        "until they pass"
     )
     if rollout.downtime:
         text += f"; {rollout.downtime}"

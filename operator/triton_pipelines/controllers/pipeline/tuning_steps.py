@@ -95,20 +95,23 @@ def pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
         )
     problem = _problem(stage, pods)
     rejection = stage.snapshot.pods_rejected_of(names.tuning_name(stage.snapshot.name, name))
-    reason = problem.message if problem is not None else rejection or "no pod yet"
+    reason = problem.message if problem is not None else rejection or "the pod does not exist yet"
     if problem is not None and problem.is_final:
         return TuningDecision(
             run.failed(
-                f"the pod to measure does not become ready ({problem.reason.value}): {reason}", now
+                f"the pod for the measurement does not become ready ({problem.reason.value}): "
+                f"{reason}",
+                now,
             )
         )
     if is_past(run.start, PENDING_SECONDS, now):
         return TuningDecision(
             run.failed(
-                f"the pod to measure was not ready within {PENDING_SECONDS} s: {reason}", now
+                f"the pod for the measurement was not ready within {PENDING_SECONDS} s: {reason}",
+                now,
             )
         )
-    message = "is waiting for a pod without client traffic"
+    message = "waiting for a pod without client traffic"
     if problem is not None:
         message = f"{problem.reason.value}: {reason}"
     elif rejection:

@@ -202,7 +202,7 @@ def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             )
             yield Obstacle(f"input {name} has {problem}", advice)
         elif isinstance(shape[0] if shape else 1, int):
-            yield Obstacle(f"input {name} has no axis of rows", advice)
+            yield Obstacle(f"input {name} has no row axis", advice)
 
 
 def _masks(model: Any, plan: PlanAdapt) -> tuple[str, ...]:
@@ -247,9 +247,7 @@ def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         if obstacle is not None:
             yield obstacle
         elif name in graph_inputs:
-            yield Obstacle(
-                f"output {name} is an input that is passed through", "export the model without it"
-            )
+            yield Obstacle(f"output {name} is an unchanged input", "export the model without it")
 
 
 def _output_obstacle(name: str, value: Any) -> Obstacle | None:
@@ -273,7 +271,7 @@ def _output_obstacle(name: str, value: Any) -> Obstacle | None:
             "export it with shapes (onnx.shape_inference)",
         )
     if not shape or isinstance(shape[0], int):
-        return Obstacle(f"output {name} has no axis of rows", "export the model without it")
+        return Obstacle(f"output {name} has no row axis", "export the model without it")
     return None
 
 

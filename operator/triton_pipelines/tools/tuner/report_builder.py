@@ -226,7 +226,7 @@ def _nothing_met_message(found: TuningFindings) -> str:
     p99 = (
         f"the best p99 was {best.load.p99 * 1e3:.0f} ms, at {best.rate:.0f} requests/s{backlog}"
         if math.isfinite(best.load.p99)
-        else "too many requests failed for a p99"
+        else "too many requests failed to compute a p99"
     )
     return (
         f"No setting met the SLO of {found.slo * 1000.0:g} ms (latency budget "

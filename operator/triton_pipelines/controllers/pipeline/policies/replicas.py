@@ -328,11 +328,11 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
         return ""
     kept = counted(number, "pod is kept", "pods are kept")
     return (
-        f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl"
-        f" scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {kept};"
-        " remove that autoscaler and set spec.replicas once by an edit or apply, or remove"
-        " spec.scaling.pods so that the autoscaler sets the number"
+        f"{manager} sets spec.replicas to {pipeline.spec.replicas} through the scale "
+        "subresource (an HPA, KEDA or kubectl scale), but spec.scaling.pods determines the "
+        f"number of pods. spec.replicas is ignored, and {kept}. Remove that autoscaler and set "
+        "spec.replicas once with an edit or apply, or remove spec.scaling.pods to let the "
+        "autoscaler set the number"
     )
 
 
@@ -369,14 +369,13 @@ def _alternation_message(
     follows = (
         "so the number of pods changes with every write"
         if bounds is None
-        else "but spec.scaling.pods owns the number, and "
+        else "but spec.scaling.pods determines the number, and "
         + counted(number, "pod is kept", "pods are kept")
     )
     return (
-        f"{alternating.alternating} overwrite each other's spec.replicas of this pipeline, "
-        f"{follows}; let only one of them write it. To keep an autoscaler, remove replicas from "
-        "the applied manifest (Git, a chart, kubectl apply); otherwise, remove the "
-        "autoscaler"
+        f"{alternating.alternating} overwrite each other's value of spec.replicas, {follows}; "
+        "let only one of them write it. To keep an autoscaler, remove replicas from the "
+        "applied manifest (Git, a chart, kubectl apply); otherwise, remove the autoscaler"
     )
 
 
