@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from tests.support.triton import triton_server
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.cli.local_pipeline import prepare_model_repository
 from triton_pipelines.compile.graph import Options
-from triton_pipelines.compile.graph.graph import Step
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.tools.loadgen import (
     LoadSpec,
@@ -117,6 +116,7 @@ def document() -> dict[str, Any]:
     }
     if real_step.is_real():
         tokenizer["instances"] = {"initial": TOKENIZERS}
+        tokenizer["implementation"] = str(real_step.TOKENIZER)
     model = real if real_step.is_real() else simulated
     spec = {"tokenizer": tokenizer, "model": model, "postprocess": None}
     return merged(sample("sentiment"), {"metadata": {"name": MODEL}, "spec": spec})
@@ -127,7 +127,7 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
     """What is asked, by its name; each answers the same to the same texts, or this raises."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-baselines-")))
-        files = _real_files(folder / "files") if real_step.is_real() else tree.build()
+        files = real_step.files(folder / "files") if real_step.is_real() else tree.build()
         file = folder / "baselines.yaml"
         file.write_text(yaml.safe_dump(document(), sort_keys=False), encoding="utf-8")
         rules = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(files))
@@ -167,17 +167,6 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
             print(*gpu_watch.notes(server.log()), sep="\n")
 
 
-def _real_files(folder: Path) -> Path:
-    """Write the real model and its tokenizer where the sample's sources are mapped to."""
-    for name, content in (
-        (tree.SENTIMENT_MODEL, real_step.model()),
-        (TOKENIZER, real_step.checkpoint().tokenizer),
-    ):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(content)
-    return folder
-
-
 @contextlib.contextmanager
 def _real_server(file: Path, rules: SourceMap, folder: Path) -> Iterator[LocalTriton]:
     """Serve the resource with the ONNX runner, on the GPU or in a rehearsal on the CPU."""
@@ -188,21 +177,10 @@ def _real_server(file: Path, rules: SourceMap, folder: Path) -> Iterator[LocalTr
         source_map=tuple(f"{prefix}={target}" for prefix, target in rules.rules),
     )
     pipeline, graph = load_pipeline(file, options)
-    graph = replace(graph, steps=tuple(map(_placed, graph.steps)))
+    graph = real_step.placed(graph, INNER)
     models = prepare_model_repository(pipeline, graph, options, folder, folder, rules)
     with triton_server(models, list(graph.load), deadline_s=180) as server:
         yield server
-
-
-def _placed(step: Step) -> Step:
-    """Return a step with the model's instances where the benchmark runs it.
-
-    Elsewhere the runner stands in for a backend on CPU.
-    """
-    if step.name != INNER:
-        return step
-    groups = tuple(replace(group, kind=real_step.kind()) for group in step.instances.groups)
-    return replace(step, instances=replace(step.instances, groups=groups))
 
 
 @contextlib.contextmanager

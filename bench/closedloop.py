@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
+from bench import real_step
 from e2e.load.bins import Answer, Second, second, with_answers
 from e2e.load.prepared import PreparedLoad, prepared_load
 from e2e.load.workloads import Workload, write
@@ -241,7 +242,10 @@ async def place(
         identity = {"metadata": {"namespace": SPACE, "uid": UID, "generation": 1}}
         document = merged(merged(workload.document, quick), identity)
         mapped = SourceMap.parse(
-            rule.removeprefix("--source-map=") for rule in source_map(tree.build())
+            rule.removeprefix("--source-map=")
+            for rule in source_map(
+                real_step.files(folder / "files") if real_step.is_real() else tree.build()
+            )
         )
         options = Options(
             models_path=str(folder / "models"),
@@ -249,10 +253,11 @@ async def place(
             substitute_runner=frozenset(CPU_FALLBACK_PLATFORMS),
         )
         pipeline, graph = load_pipeline(write(document, folder / "pipeline.yaml"), options)
-        revision = render(pipeline, with_cpu_instances(graph), options)
-        models = prepare_model_repository(
-            pipeline, with_cpu_instances(graph), options, folder, folder, mapped
-        )
+        served = with_cpu_instances(graph)
+        if real_step.is_real():
+            served = real_step.placed(served, "model")
+        revision = render(pipeline, served, options)
+        models = prepare_model_repository(pipeline, served, options, folder, folder, mapped)
         address = f"127.78.{os.getpid() % 250 + 1}.{next(_numbers)}"
         triton = LocalTriton(
             models,

@@ -4,15 +4,16 @@
 
 A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks:
 
-- ``results``: goal, value, whether it is met, and why not; - ``runs`` (of a step response),
-``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
-changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
-perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``overhead``,
-``limits`` (of queues);
+- ``results``: goal, value, whether it is met, and why not;
+- ``runs`` (of a step response), ``gpu-runs`` (before a real step), ``laws`` (simulated comparison),
+  ``traces`` (control laws on a real Triton), ``changes`` (counts changed in place), ``faults`` (bad
+  metrics);
+- ``ways`` (architectures side by side), ``ratios`` (to perf_analyzer), ``paddings``, ``fills``
+  (batches without padding), ``stage``, ``overhead``, ``limits`` (of queues);
 - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU);
 - ``servers``, ``servers-many``, ``outside-model``, ``shares``, ``losses`` (of model servers);
-- ``setup``: workload, what was simulated or replaced, machine and command; - ``plots``: plots by
-name, those that exist.
+- ``setup``: workload, what was simulated or replaced, machine and command;
+- ``plots``: plots by name, those that exist.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench import step_tables
+from bench import scaling_tables, step_tables
 from bench.results import FOLDER, thresholds
 from bench.server_comparison import tables as server_tables
 
@@ -409,6 +410,7 @@ def _spread(values: Sequence[float], unit: str) -> str:
 
 _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "runs": runs,
+    "gpu-runs": lambda found: table(*scaling_tables.gpu_runs(found)),
     "laws": laws,
     "changes": changes,
     "faults": faults,

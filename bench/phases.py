@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,18 +32,21 @@ class Played:
 async def play(
     workload: Workload,
     phases: Sequence[Phase],
-    source: str,
+    source: str | None,
     baseline: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
+    during: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Played:
     """Serve the workload, warm it up at the first rate, put the phases on it.
 
-    ``source`` and ``baseline`` as for :func:`bench.closedloop.place`.
+    ``source`` and ``baseline`` as for :func:`bench.closedloop.place`; ``during`` makes a context
+    that is entered for each phase.
     """
     async with place(workload, source, baseline=baseline) as made:
         await made.during(WARM_SECONDS, phases[0].rate)
         first, began = len(made.seconds), time.monotonic()
         for phase in phases:
-            await made.during(phase.seconds, phase.rate)
+            with during():
+                await made.during(phase.seconds, phase.rate)
         answers = [answer for answer in await made.answers() if answer.due >= began]
         seconds = made.seconds[first:]
     response = responded(

@@ -2,8 +2,9 @@
 
 ``STEP=gpu`` runs the model on an NVIDIA GPU, ``STEP=cpu`` on the CPU, which only rehearses a run.
 ``PRECISION`` is ``tf32`` (FP32 weights, as the ONNX runner runs them on a GPU), ``fp32`` (without
-TensorFloat-32) or ``fp16`` (weights and activations in half precision). The model is MiniLM with a
-seeded linear head; without the package of its weights, all weights are seeded.
+TensorFloat-32) or ``fp16`` (weights and activations in half precision). ``TOKENIZER=Native`` puts
+the native tokenizer before the step where the benchmark has one (S3, C9). The model is MiniLM with
+a seeded linear head; without the package of its weights, all weights are seeded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,16 +22,21 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
-from e2e.models import minilm
+from e2e.local import native
+from e2e.models import bytepairs, minilm, tree
 from e2e.models.graph import serialize
 from e2e.models.weights import EncoderConfig, load_weights, model_folder
 from tests.gpu import encoder, nvml
 from tests.support import tinymodel
+from triton_pipelines.api.tokenizer import TokenizerImplementation
+from triton_pipelines.compile.graph.graph import Graph, Step
 
 SIMULATED, GPU, CPU = "simulated", "gpu", "cpu"
 STEP: Final = os.environ.get("STEP", SIMULATED)
 TF32, FP32, FP16 = "tf32", "fp32", "fp16"
 PRECISION: Final = os.environ.get("PRECISION", TF32)
+TOKENIZER: Final = TokenizerImplementation(os.environ.get("TOKENIZER", "Python"))
+"""``spec.tokenizer.implementation`` of the ensemble."""
 MASKED_FP16: Final = -6e4
 """Added to the score of a masked position in half precision, whose least value is -65504."""
 CLASSES: Final = 2
@@ -80,7 +86,13 @@ def suffix() -> str:
     if not is_real():
         return ""
     name = "rehearsal" if STEP == CPU else STEP
-    return f"-{name}" + ("" if PRECISION == TF32 else f"-{PRECISION}")
+    precision = "" if PRECISION == TF32 else f"-{PRECISION}"
+    return f"-{name}{precision}" + ("-native" if is_native() else "")
+
+
+def is_native() -> bool:
+    """Return whether the native tokenizer is before the step."""
+    return TOKENIZER == TokenizerImplementation.NATIVE
 
 
 def kind() -> str:
@@ -118,15 +130,20 @@ def command(identity: str) -> str | None:
     """Return the command that repeats a measurement; ``None`` for the simulated step."""
     if not is_real():
         return None
-    return f"STEP={STEP} PRECISION={PRECISION} make bench ID={identity}"
+    native_tokenizer = f" TOKENIZER={TOKENIZER}" if is_native() else ""
+    return f"STEP={STEP} PRECISION={PRECISION}{native_tokenizer} make bench ID={identity}"
 
 
 def prepare() -> None:
     """Let the server's processes find the CUDA libraries, and check that they do.
 
+    The library of a native tokenizer is built and put into the package.
+
     Raises:
         StepError: ONNX Runtime cannot run a model on the GPU.
     """
+    if is_native():
+        native.install()
     if STEP != GPU:
         return
     folders = [str(folder) for folder in cuda_libraries()]
@@ -207,6 +224,36 @@ def model() -> bytes:
     if PRECISION == FP16:
         _halve(made)
     return bytes(serialize(made))
+
+
+def files(folder: Path) -> Path:
+    """Write the model and the tokenizers where the samples' sources are mapped to.
+
+    Returns ``folder``.
+    """
+    for name, content in (
+        (tree.SENTIMENT_MODEL, model()),
+        (f"{tree.TOKENIZER_FOLDER}/tokenizer.json", checkpoint().tokenizer),
+        (tree.BYTE_PAIRS, bytepairs.train().to_str().encode()),
+    ):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def placed(graph: Graph, name: str) -> Graph:
+    """Return the graph with the instances of one step where the real step runs (:func:`kind`).
+
+    The ONNX runner stands in for Triton's backend there, and by default on the CPU only.
+    """
+
+    def moved(step: Step) -> Step:
+        if step.name != name:
+            return step
+        groups = tuple(replace(group, kind=kind()) for group in step.instances.groups)
+        return replace(step, instances=replace(step.instances, groups=groups))
+
+    return replace(graph, steps=tuple(map(moved, graph.steps)))
 
 
 def _halve(made: Any) -> None:

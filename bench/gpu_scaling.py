@@ -1,0 +1,179 @@
+"""C9: live scaling of the tokenizer before a real model step on an NVIDIA GPU.
+
+The workload is *documents* with MiniLM in the ONNX runner (:mod:`bench.real_step`). Three runs
+answer three questions: what a fivefold load step costs with the operator's loop (``managed``), what
+it costs with one tokenizer instance (``one instance``), and where the loop stops when the load
+exceeds what the GPU computes (``overload``).
+
+    STEP=gpu make bench ID=C9
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench import gpu_watch, real_step
+from bench.closedloop import DIRECT, STABILIZATION_SECONDS, STAND_INS
+from bench.phases import Played, play
+from bench.plots import Timeline, save
+from bench.responses import Phase
+from bench.results import thresholds, write
+from bench.step_response import NEVER
+from e2e.load.workloads import Workload
+from e2e.suite.pipelines import merged, sample
+
+ID = "C9"
+MANAGED, ONE, OVERLOAD = "managed", "one instance", "overload"
+LOW = float(os.environ.get("LOW", "32"))
+"""Requests/s of 16 documents; the load steps up to ``FACTOR`` times as many."""
+FACTOR, OVERLOAD_FACTOR = 5, 9
+SECONDS = {MANAGED: (10.0, 40.0, 10.0), ONE: (5.0, 20.0, 5.0), OVERLOAD: (5.0, 30.0, 5.0)}
+MOST_INSTANCES = 12
+MOST_SECONDS = 6.0
+"""Goal of C1 with direct scrapes."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, and the GPU's utilization (percent) in each phase; empty without a GPU."""
+
+    name: str
+    phases: Sequence[Phase]
+    played: Played
+    gpu_percent: Sequence[float]
+
+    def detail(self) -> dict[str, Any]:
+        """For the result file."""
+        found, phase = self.played.response, self.phases[1]
+        begin = int(self.phases[0].seconds + phase.seconds / 2)
+        settled = self.played.seconds[begin : int(self.phases[0].seconds + phase.seconds)]
+        return {
+            "requestsPerSecond": [one.rate for one in self.phases],
+            "recoverySeconds": found.recovery,
+            "counts": list(found.counts),
+            "failed": found.failed,
+            "verdicts": list(found.verdicts),
+            "starvedPercent": round(100 * found.starved, 1),
+            "gpuPercent": list(self.gpu_percent),
+            "settled": {
+                "answeredPerSecond": round(statistics.fmean(one.answered for one in settled), 1),
+                "modelStepBusyPercent": round(
+                    100 * statistics.fmean(one.gpu_busy for one in settled), 1
+                ),
+                "instances": statistics.median(one.count for one in settled),
+            },
+        }
+
+
+def documents() -> Workload:
+    """The workload *documents* before a real step, with a tokenizer of byte-level BPE."""
+    # The small encoder of a rehearsal knows the words of its own tokenizer only.
+    small = real_step.STEP == real_step.CPU
+    tokenizer = {
+        "implementation": str(real_step.TOKENIZER),
+        "source": {
+            "uri": "hf://sentence-transformers/all-MiniLM-L6-v2"
+            if small
+            else "hf://tritonpipelines/byte-pairs"
+        },
+        "instances": {"initial": 1, "min": 1, "max": MOST_INSTANCES},
+        "dynamicBatching": {"queuePolicy": None},  # what waits is answered late, and counted
+    }
+    model = {
+        "source": {"uri": "s3://models/sentiment/model.onnx"},
+        "maxBatchSize": 64,
+        "inputs": [
+            {"name": name, "dataType": "INT64", "dims": [-1]}
+            for name in ("input_ids", "attention_mask")
+        ],
+        "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
+        "instances": {"kind": "GPU"},
+    }
+    spec = {"tokenizer": tokenizer, "model": model, "postprocess": {"labels": ["no", "yes"]}}
+    return Workload(
+        name="documents",
+        document=merged(sample("documents"), {"spec": spec}),
+        step="tokenizer",
+        rows=16,
+        tokens=500,
+        low=LOW,
+        high=FACTOR * LOW,
+        alone=LOW,
+        slo=0.250,
+        service=0.0125,
+        stand_ins=(),
+        tokenizer="WordPiece" if small else "byte-level BPE",
+    )
+
+
+def run() -> None:
+    """Measure, print and write C9; about 5 minutes.
+
+    Raises:
+        StepError: the step is the simulated one.
+    """
+    if not real_step.is_real():
+        raise real_step.StepError(f"{ID} needs a real step: STEP=gpu make bench ID={ID}")
+    real_step.prepare()
+    runs = {}
+    for name in SECONDS:
+        runs[name] = asyncio.run(_run(name, documents()))
+        print(name, runs[name].detail(), flush=True)
+        _write(documents(), runs)  # a run that is cut short leaves what it has
+    _plot(documents(), runs)
+
+
+async def _run(name: str, workload: Workload) -> Run:
+    high = LOW * (OVERLOAD_FACTOR if name == OVERLOAD else FACTOR)
+    phases = [
+        Phase(seconds, rate) for seconds, rate in zip(SECONDS[name], (LOW, high, LOW), strict=True)
+    ]
+    busy: list[float] = []
+    played = await play(
+        workload,
+        phases,
+        None if name == ONE else DIRECT,
+        during=lambda: gpu_watch.utilization(busy),
+    )
+    return Run(name, phases, played, busy)
+
+
+def _write(workload: Workload, runs: dict[str, Run]) -> None:
+    recovery = runs[MANAGED].played.response.recovery
+    path = write(
+        f"{ID}{real_step.suffix()}",
+        [NEVER if recovery is None else recovery],
+        unit="s",
+        goal=thresholds()[ID]["goal"],
+        met=recovery is not None and recovery <= MOST_SECONDS,
+        workload=replace(workload, high=FACTOR * LOW).text,
+        stand_ins=list(STAND_INS),
+        command=real_step.command(ID),
+        detail={
+            **real_step.record(),
+            "stabilizationSeconds": STABILIZATION_SECONDS,
+            "runs": {name: one.detail() for name, one in runs.items()},
+        },
+    )
+    print(f"{path.name} written", flush=True)
+
+
+def _plot(workload: Workload, runs: dict[str, Run]) -> None:
+    managed = runs[MANAGED]
+    compared = (managed, runs[ONE])
+    run = Timeline(
+        title=f"{ID}: load step before a real step ({real_step.device()})",
+        note=f"{workload.text}; {real_step.described()}",
+        load=[phase.rate for phase in managed.phases for _ in range(math.ceil(phase.seconds))],
+        counts={one.name: [float(each.count) for each in one.played.seconds] for one in compared},
+        p99={one.name: one.played.p99 for one in compared},
+        verdicts=[each.verdict for each in managed.played.seconds],
+        slo=workload.slo,
+    )
+    save(f"{ID}{real_step.suffix()}", run)
