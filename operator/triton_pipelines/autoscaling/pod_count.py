@@ -222,7 +222,7 @@ def _reason(count: int, state: PodCountState, bounds: StepLimits, demand: int, w
     if not bounds.low <= before <= bounds.high:
         return f"scaling.pods allows {bounds.low} to {bounds.high}"
     if count > before:
-        return f"{why}, and the load needs {demand} pods"
+        return f"{why}; the load needs {demand} pods"
     needed = counted(count, "pod was", "pods were")
     return f"at most {needed} needed in the last {STABILIZATION_SECONDS:.0f} s"
 

@@ -32,7 +32,9 @@ def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
                 "type": "ScalingLimited",
                 "status": "True",
                 "reason": "GPUBound",
-                "message": "tokenizer: the load needs 5 instances; held at 3: GPUBound",
+                "message": (
+                    "tokenizer: the load needs 5 instances, but the count is held at 3 (GPUBound)"
+                ),
             },
         ],
         "steps": [
@@ -135,7 +137,7 @@ def test_the_guide_has_every_verdict() -> None:
 def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
     text = shown(pipeline(verdict.value), "explain", "sentiment")
     assert ADVICE[verdict].means in text
-    assert ("What to do: nothing." in text) == (not ADVICE[verdict].moves)
+    assert ("What to do: no action is needed." in text) == (not ADVICE[verdict].moves)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_suspended_pipeline_is_said_to_be_suspended(shown: Any) -> None:
 
 
 def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
-    assert "MoonBound: reported by a newer operator" in shown(
+    assert "MoonBound: this verdict is from a newer operator" in shown(
         pipeline("MoonBound"), "explain", "sentiment"
     )
 
