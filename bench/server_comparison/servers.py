@@ -33,6 +33,7 @@ from e2e.local import native
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
+from triton_pipelines.api import names
 from triton_pipelines.cli.local_pipeline import serve_locally
 from triton_pipelines.tools.loadgen import InferenceProtocol, LoadTarget
 from triton_pipelines.triton.local_server import LocalTriton
@@ -48,8 +49,8 @@ JSON_TYPE = {"Content-Type": "application/json"}
 WIDTH = 384
 MANY = 16
 """Texts in a request with many texts."""
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""1 for every server but one: NumPy's BLAS threads use CPU time while they wait for work."""
+BLAS_THREADS = names.ENV_BLAS_THREADS
+"""1, as in the pipeline, for every server but one: waiting BLAS threads use CPU time."""
 Vectors = NDArray[np.float32]
 Requests = Sequence[Sequence[str]]
 
@@ -81,13 +82,11 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
     """Start every server on the model in a folder."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-servers-")))
-        os.environ.pop(BLAS_THREADS, None)
-        server = stack.enter_context(pipeline("Native", files, folder / "defaults"))
-        as_shipped = of_triton(
-            "pipeline, Native, all BLAS threads", EMBEDDING, server, is_ours=True
-        )
+        os.environ[BLAS_THREADS] = str(os.cpu_count())
+        server = stack.enter_context(pipeline("Native", files, folder / "threads"))
+        threads = of_triton("pipeline, Native, all BLAS threads", EMBEDDING, server, is_ours=True)
         os.environ[BLAS_THREADS] = "1"
-        endpoints = as_shipped[1:2]  # over HTTP with binary tensors
+        endpoints = threads[1:2]  # over HTTP with binary tensors
         for implementation in ("Python", "Native"):
             server = stack.enter_context(pipeline(implementation, files, folder / implementation))
             endpoints += of_triton(f"pipeline, {implementation}", EMBEDDING, server, is_ours=True)

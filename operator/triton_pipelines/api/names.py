@@ -97,6 +97,10 @@ ENV_SITE: Final = "TRITONPIPE_SITE"
 ENV_CONTROL_KEY: Final = "TRITONPIPE_CONTROL_KEY"
 # With "1", ONNX Runtime (1.31 on Linux) sends no usage data to mobile.events.data.microsoft.com.
 ENV_ORT_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
+# Threads of NumPy's OpenBLAS, which otherwise starts one per core of the node in every Python step;
+# they use CPU time while they wait for work. ONNX Runtime has no OpenBLAS. OMP_NUM_THREADS is not
+# set, because PyTorch models take their threads from it.
+ENV_BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
 
 # --- ConfigMap and Secret keys ---
 KEY_PLAN: Final = "plan.json"

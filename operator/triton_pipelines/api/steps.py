@@ -70,7 +70,7 @@ class StepFields(ApiModel):
     ] = None
     python: Annotated[
         Python | None,
-        Field(description=("Custom code. Required for platform python, not allowed otherwise.")),
+        Field(description="Custom code. Required for platform python, not allowed otherwise."),
     ] = None
     vllm: Annotated[
         Vllm | None, Field(description="Arguments of the engine, for platform vllm.")

@@ -74,8 +74,7 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         "CPU is scarce, but most of it is used by steps other than the scaled one.",
         (
             "Check the number of threads of the other steps: the intra_op threads of ONNX "
-            "Runtime, OMP_NUM_THREADS and RAYON_NUM_THREADS. Set the variables with "
-            "spec.server.env.",
+            "Runtime, and OMP_NUM_THREADS or OPENBLAS_NUM_THREADS in spec.server.env.",
             (
                 "Raise spec.server.resources.limits.cpu. A throttled container is slow "
                 "regardless of its instance counts."

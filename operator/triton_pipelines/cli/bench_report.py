@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.api.wording import counted
 from triton_pipelines.tools.loadgen import LoadSummary, SweepResult, summary_document
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 
@@ -190,7 +191,7 @@ def warnings_of(report: BenchReport) -> list[str]:
     result = []
     for name, item in all_loads(report):
         for message, count in sorted(item.errors.items(), key=lambda pair: -pair[1])[:3]:
-            result.append(f"{name}: {count} failed: {message}")
+            result.append(f"{name}: {counted(count, 'request')} failed: {message}")
     behind = [
         item
         for item in report.points

@@ -141,7 +141,8 @@ def _infer_over_http(
         _print_answer(document, rest, model, arrays, output)
     except (KeyError, TypeError, ValueError) as error:
         raise CommandError(
-            f"{base}/infer did not return an inference response; is this a Triton server?",
+            f"{base}/infer did not return an inference response; check that the address is that "
+            "of a Triton server",
             EXIT_FAILED,
         ) from error
 
@@ -298,7 +299,9 @@ def _event(text: str, url: str) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise CommandError(
-            f"{url} did not return a JSON object; is this a Triton server?", EXIT_FAILED
+            f"{url} did not return a JSON object; check that the address is that of a Triton "
+            "server",
+            EXIT_FAILED,
         )
     if set(document) == {"error"}:
         raise CommandError(f"{url} returned an error: {document['error']}", EXIT_FAILED)

@@ -107,7 +107,8 @@ def operator_options(
             )
     except OperatorConfigError as error:
         raise CommandError(
-            f"{display_name(file)}, or a flag: {error}" if file else str(error), EXIT_USAGE
+            f"{display_name(file)} or a command-line flag: {error}" if file else str(error),
+            EXIT_USAGE,
         ) from error
     return config.render_options
 

@@ -69,7 +69,7 @@ Kubeconfig = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help=("Path of the kubeconfig. Default: KUBECONFIG, then ~/.kube/config."),
+        help="Path of the kubeconfig. Default: KUBECONFIG, then ~/.kube/config.",
     ),
 ]
 

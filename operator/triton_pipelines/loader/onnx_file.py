@@ -253,7 +253,7 @@ def _differences(
     check: PlanCheck, tensor: PlanTensor, dims: tuple[int, ...], other: FileTensor, side: str
 ) -> Iterator[str]:
     if _bare(tensor.data_type) != other.data_type:
-        yield f"{side} {tensor.name} is {other.data_type}"
+        yield f"the type of {side} {tensor.name} is {other.data_type} in the file"
     elif other.dims is None and other.is_certain and any(dim != 1 for dim in tensor.dims):
         yield f"{side} {tensor.name} has no shape in the file"
     if not other.dims:

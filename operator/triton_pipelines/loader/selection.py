@@ -256,9 +256,9 @@ def _only_first(item: PlanFetch, what: str) -> None:
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {requested} of the model, but the source is {what}, which is "
-        f"always version {FIRST}; use a folder that contains one folder per version (1, 2, "
-        "…), or remove the version policy.",
+        f"the resource requests {requested} of the model, but the source is {what}. Such a "
+        f"source contains only version {FIRST}; use a folder with one subfolder per version (1, "
+        "2, …), or remove the version policy.",
     )
 
 

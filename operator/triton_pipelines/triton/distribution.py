@@ -77,11 +77,12 @@ class Distribution:
         return self.root / "caches"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the server's environment: ``base`` with paths and a pod's tokenizer settings."""
+        """Return the server's environment: ``base`` with paths and a pod's thread settings."""
         libraries = [str(folder) for folder in self.library_path]
         if base.get("LD_LIBRARY_PATH"):
             libraries.append(base["LD_LIBRARY_PATH"])
         return {
+            names.ENV_BLAS_THREADS: "1",
             **base,
             "PATH": os.pathsep.join([str(self.interpreter), base.get("PATH", os.defpath)]),
             "LD_LIBRARY_PATH": os.pathsep.join(libraries),

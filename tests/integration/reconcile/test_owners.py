@@ -321,7 +321,7 @@ async def test_alternating_managers_are_named_and_not_fought(
         await conflict(
             admin,
             namespace,
-            "argocd and helm write the number of pods of Deployment p alternately",
+            "argocd and helm alternately set the number of pods of Deployment p to",
             "the operator no longer changes it",
         )
 

@@ -440,7 +440,7 @@ def test_a_job_whose_pod_finds_no_place_says_so_and_does_not_hold_the_canary(
     assert world.run["state"] == "Running"
     messages.check(world.run["message"])
     world.pass_time(PENDING_SECONDS + 1).step()
-    failed(world, "the pod that measures did not start within 900 s: Unschedulable")
+    failed(world, "the pod of the Job did not start within 900 s: Unschedulable")
 
 
 def test_a_job_whose_result_is_lost() -> None:

@@ -241,12 +241,23 @@ def test_the_pod_is_hardened_and_the_key_stands_in_no_argument() -> None:
     )
 
 
-def test_own_home_and_arguments_stand() -> None:
-    server = spec_of(
-        server={"env": [{"name": "HOME", "value": "/x"}], "args": ["--log-verbose=1"]}
-    )["containers"][0]
-    assert [item["value"] for item in server["env"] if item["name"] == "HOME"] == ["/x"]
-    assert server["args"][-1] == "--log-verbose=1"
+@pytest.mark.parametrize(("name", "default"), [("HOME", "/tmp"), ("OPENBLAS_NUM_THREADS", "1")])
+def test_variables_with_a_default_can_be_replaced(name: str, default: str) -> None:
+    def values(**server: Any) -> list[str]:
+        environment = spec_of(server=server)["containers"][0]["env"]
+        return [item["value"] for item in environment if item["name"] == name]
+
+    replaced = [{"name": name, "value": "4"}]
+    container = {"name": "triton", "env": replaced}
+    assert values() == [default]
+    assert values(env=replaced) == ["4"]
+    assert values(podTemplate={"spec": {"containers": [container]}}) == ["4"]
+
+
+def test_own_arguments_come_last() -> None:
+    assert spec_of(server={"args": ["--log-verbose=1"]})["containers"][0]["args"][-1] == (
+        "--log-verbose=1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,17 @@ server = some(
     gpu=some(count=st.integers(0, 3), products=st.lists(st.sampled_from(["A", "B"]), unique=True)),
     env=unique(
         st.fixed_dictionaries(
-            {"name": st.sampled_from(["A", "HOME", "NVIDIA_VISIBLE_DEVICES", "RAYON_NUM_THREADS"])},
+            {
+                "name": st.sampled_from(
+                    [
+                        "A",
+                        "HOME",
+                        "NVIDIA_VISIBLE_DEVICES",
+                        "OPENBLAS_NUM_THREADS",
+                        "RAYON_NUM_THREADS",
+                    ]
+                )
+            },
             optional={"value": text},
         ),
         max_size=3,

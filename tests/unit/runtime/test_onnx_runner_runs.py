@@ -154,7 +154,7 @@ def test_rounding_is_no_other_answer(dtype: type) -> None:
     runner = batches.BatchRunner(run, ["y", "nothing"], {}, True, 8, warnings.append)
     runner.check(lambda length: {"x": np.ones((1, length), dtype)})
     assert not warnings
-    assert len(runner._runs([{"x": np.ones((1, 4), dtype)}] * 3)) == 1
+    assert len(runner._runs([{"x": np.ones((1, 4), dtype)}] * 3, [None] * 3)) == 1
 
 
 @pytest.mark.parametrize("axes", [(), (4,)])
@@ -280,3 +280,27 @@ def test_rows_stay_together_unless_samples_and_parts_prove_that_they_may_go_apar
     (answer,) = runner.answer([{"x": large}])
     assert not isinstance(answer, Exception)
     np.testing.assert_array_equal(answer["y"], output(large))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    rows=st.dictionaries(st.integers(1, 200), st.integers(1, 9), min_size=1, max_size=12),
+    run_cost=st.integers(0, 3000),
+)
+def test_the_search_for_runs_leaves_out_no_cheaper_one(rows: dict[int, int], run_cost: int) -> None:
+    """The search that stops early finds the cost of the one that tries every last run."""
+
+    def cheapest(lengths: tuple[int, ...]) -> int:
+        return min(
+            (
+                cheapest(lengths[:begin])
+                + run_cost
+                + lengths[-1] * sum(rows[length] for length in lengths[begin:])
+                for begin in range(len(lengths))
+            ),
+            default=0,
+        )
+
+    runs = batches.cheapest_runs(rows, run_cost)
+    found = sum(run_cost + max(run) * sum(rows[length] for length in run) for run in runs)
+    assert found == cheapest(tuple(sorted(rows)))

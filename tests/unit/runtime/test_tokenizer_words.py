@@ -20,7 +20,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Metaspace, Pr
 from tokenizers.processors import BertProcessing, TemplateProcessing
 
 from tests.support.python_backend import load_runtime
-from triton_pipelines.runtime.tokenizer import helpers, words
+from triton_pipelines.runtime import backend_helpers
+from triton_pipelines.runtime.tokenizer import words
 from triton_pipelines.runtime.tokenizer.encoder import TextEncoder
 from triton_pipelines.runtime.tokenizer.words import WordMemory
 
@@ -295,17 +296,17 @@ def test_a_text_without_tokens_has_the_type_of_padding() -> None:
 )
 def test_lengths_that_lie_are_an_error_as_with_the_backend(encoded: bytes) -> None:
     with pytest.raises(struct.error):
-        helpers.deserialize_bytes_tensor(encoded)
+        backend_helpers.deserialize_bytes_tensor(encoded)
 
 
 def test_texts_are_read_as_the_backend_reads_them() -> None:
     rows = [b"", b"one", "zwei\u00fc".encode(), b"\x00" * 5]
     encoded = b"".join(len(row).to_bytes(4, "little") + row for row in rows)
-    found = helpers.deserialize_bytes_tensor(encoded)
+    found = backend_helpers.deserialize_bytes_tensor(encoded)
     assert found.dtype == np.object_
     assert found.shape == (4,)
     assert found.tolist() == rows
-    assert helpers.deserialize_bytes_tensor(b"").shape == (0,)
+    assert backend_helpers.deserialize_bytes_tensor(b"").shape == (0,)
 
 
 def test_helpers_are_replaced_once_and_only_where_they_are() -> None:
@@ -317,8 +318,8 @@ def test_helpers_are_replaced_once_and_only_where_they_are() -> None:
             Backend.calls += 1
             return 9 if data_type == np.int64 else 8
 
-    helpers.quicken(Backend)
-    helpers.quicken(Backend)
+    backend_helpers.quicken(Backend)
+    backend_helpers.quicken(Backend)
     convert: Any = Backend.numpy_to_triton_type
     assert [convert(np.dtype(kind)) for kind in (np.int64, np.int32, np.int64, np.int32)] == [
         9,

@@ -46,8 +46,10 @@ def test_the_environment_puts_the_interpreter_first_and_keeps_the_rest() -> None
         "TRITONPIPE_SITE": "/venv/site",
         "TOKENIZERS_PARALLELISM": "false",
         "RAYON_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
         "ORT_DISABLE_TELEMETRY": "1",
     }
+    assert found.environment({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
 
 
 def test_a_missing_package_is_named(

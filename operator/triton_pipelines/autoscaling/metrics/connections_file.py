@@ -101,5 +101,5 @@ def _field(finding: Any) -> str:
 
 def _message(finding: Any) -> str:
     if finding["type"] == "extra_forbidden":
-        return "no such field"
+        return "unknown field"
     return str(finding["msg"]).removeprefix("Value error, ")

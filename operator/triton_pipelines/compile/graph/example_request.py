@@ -254,7 +254,7 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
         except ValueError as error:
             yield Finding(
                 f"{path}.data[{position}]",
-                f"{text!r:.60} {error}; {example.name} is {tensor.data_type.value}",
+                f"{text!r:.60} {error}; the type of {example.name} is {tensor.data_type.value}",
                 code=FindingCode.INVALID_EXAMPLE,
             )
 

@@ -37,6 +37,11 @@ GRACE_MARGIN_SECONDS = 10
 # checks a rollout's deadline itself, and a change of a deadline in the probe would roll all pods.
 STARTUP_SECONDS = 7200
 STARTUP_PERIOD_SECONDS = 2
+# Variables of the Triton container that spec.server.env may replace.
+DEFAULT_ENVIRONMENT = {
+    names.ENV_BLAS_THREADS: "1",
+    "HOME": "/tmp",  # noqa: S108
+}
 
 
 def template(
@@ -254,8 +259,12 @@ def _triton_environment(pipeline: InferencePipeline, revision: str) -> list[dict
             },
         },
     ]
-    if not any(variable.name == "HOME" for variable in server.env):
-        environment.append({"name": "HOME", "value": "/tmp"})  # noqa: S108
+    given = {variable.name for variable in server.env}
+    environment += [
+        {"name": name, "value": value}
+        for name, value in DEFAULT_ENVIRONMENT.items()
+        if name not in given
+    ]
     return environment + [
         plain(variable.model_dump(by_alias=True, exclude_none=True)) for variable in server.env
     ]

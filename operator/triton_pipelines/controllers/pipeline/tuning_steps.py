@@ -149,7 +149,7 @@ def running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
     if blocker and is_past(run.job_start, PENDING_SECONDS, now):
         return TuningDecision(
             run.failed(
-                f"the pod that measures did not start within {PENDING_SECONDS} s: {blocker}", now
+                f"the pod of the Job did not start within {PENDING_SECONDS} s: {blocker}", now
             )
         )
     message = (
@@ -193,7 +193,7 @@ def _job_failure(
 
 
 def _not_running_text(reason: str) -> str:
-    return f"the pod that measures is not running yet: {reason}"
+    return f"the pod of the Job is not running yet: {reason}"
 
 
 def _server_of(pod: Pod) -> str:

@@ -147,7 +147,8 @@ def _input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         if value is None:
             yield Obstacle(
                 f"the file has no input {item.name}",
-                f"spec.model.inputs names the file's inputs: {', '.join(sorted(graph_inputs))}",
+                "use the names of the file's inputs in spec.model.inputs: "
+                f"{', '.join(sorted(graph_inputs))}",
             )
             continue
         yield from _shape_obstacles(item.name, dims(value))
@@ -235,7 +236,8 @@ def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         if name not in graph_outputs:
             yield Obstacle(
                 f"the file has no output {name}",
-                f"spec.model.outputs names the file's outputs: {', '.join(graph_outputs)}",
+                "use the names of the file's outputs in spec.model.outputs: "
+                f"{', '.join(graph_outputs)}",
             )
         elif shape is not None and (len(shape) < 2 or isinstance(shape[1], int)):
             yield Obstacle(

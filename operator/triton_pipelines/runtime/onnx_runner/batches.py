@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,23 @@ def cheapest_runs(rows_by_length: dict[int, int], run_cost: int) -> list[list[in
     An optimal partition consists of neighbours in sorted order. Its padding never exceeds ``run_cost`` for every length that shares a run.
     """
     lengths = sorted(rows_by_length)
-    best: list[tuple[int, int]] = [(0, 0)]  # cheapest cost of the first n lengths, and where its last run begins
+    counts = [rows_by_length[length] for length in lengths]
+    costs, begins = [0], [0]  # cheapest cost of the first n lengths, and where its last run begins
     for end in range(1, len(lengths) + 1):
-        rows = 0
-        choice = (sys.maxsize, 0)
-        for begin in range(end - 1, -1, -1):
-            rows += rows_by_length[lengths[begin]]
-            choice = min(choice, (best[begin][0] + run_cost + rows * lengths[end - 1], begin))
-        best.append(choice)
+        longest, rows, cost, begin = lengths[end - 1], 0, sys.maxsize, end - 1
+        for first in range(end - 1, -1, -1):
+            if counts[first] * (longest - lengths[first]) > run_cost:
+                break  # a run of its own for this length and the shorter ones is cheaper than their padding
+            rows += counts[first]
+            together = costs[first] + run_cost + rows * longest
+            if together <= cost:
+                cost, begin = together, first
+        costs.append(cost)
+        begins.append(begin)
     runs: list[list[int]] = []
     end = len(lengths)
     while end:
-        begin = best[end][1]
+        begin = begins[end]
         runs.append(lengths[begin:end])
         end = begin
     return runs[::-1]
@@ -87,8 +93,10 @@ def merge(arrays: Sequence[Array], pad: int | None) -> Array:
     return merged
 
 
-def cut_back(output: Array, axes: Sequence[int], length: int) -> Array:
+def cut_back(output: Array, axes: Sequence[int], length: int | None) -> Array:
     """The first ``length`` entries along each of ``axes``."""
+    if not axes:
+        return output
     return output[tuple(slice(length if axis in axes else None) for axis in range(output.ndim))]
 
 
@@ -149,7 +157,7 @@ class BatchRunner:
             self._length_axes = [
                 [axis for axis in range(1, a.ndim) if (a.shape[axis], b.shape[axis]) == (SHORT, LONG)] for a, b in zip(*alone, strict=True)
             ]
-            together = self._together([short, long])
+            together = self._together([short, long], [SHORT, LONG])
         except Exception as error:
             self._pads = {}
             self._warn(f"requests of different lengths will not share runs: the sample input was rejected ({first_line(error)})")
@@ -208,9 +216,10 @@ class BatchRunner:
     def answer(self, feeds: list[Feed]) -> list[dict[str, Array] | Exception]:
         """Outputs of every request, or the error of the ones that failed, in order."""
         answers: list[Any] = [None] * len(feeds)
-        for members in self._runs(feeds):
+        lengths = [self._length(feed) for feed in feeds]
+        for members in self._runs(feeds, lengths):
             try:
-                results: list[Any] = self._together([feeds[i] for i in members])
+                results: list[Any] = self._together([feeds[i] for i in members], [lengths[i] for i in members])
             except Exception as error:
                 # One request may have made the run fail: only that one may suffer.
                 results = [error] if len(members) == 1 else [self.answer([feeds[i]])[0] for i in members]
@@ -218,18 +227,17 @@ class BatchRunner:
                 answers[i] = result
         return answers
 
-    def _runs(self, feeds: list[Feed]) -> list[list[int]]:
+    def _runs(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[list[int]]:
         """Indices of the requests of each run."""
         if not self._combine or len(feeds) == 1:
             return [[i] for i in range(len(feeds))]
         groups: dict[Any, dict[int, list[int]]] = {}
-        for i, feed in enumerate(feeds):
-            length = self._length(feed)
-            key = tuple((name, "padded" if length is not None and name in self._pads else array.shape[1:]) for name, array in feed.items())
+        for i, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
+            key = tuple([name if length is not None and name in self._pads else (name, array.shape[1:]) for name, array in feed.items()])
             groups.setdefault(key, {}).setdefault(length or 0, []).append(i)
         runs = []
         for by_length in groups.values():
-            rows = {length: sum(_rows(feeds[i]) for i in members) for length, members in by_length.items()}
+            rows = {length: sum([_rows(feeds[i]) for i in members]) for length, members in by_length.items()}
             runs += [[i for length in run for i in by_length[length]] for run in cheapest_runs(rows, self.run_cost)]
         return runs
 
@@ -238,29 +246,27 @@ class BatchRunner:
 
         Nothing was proven for a request that leaves an optional input out (its default may be a mask that does not know of padding).
         """
-        if not self._proven <= set(feed):
+        if not (self._pads and feed.keys() >= self._proven):
             return None
         shapes = {feed[name].shape for name in self._pads if name in feed}
         if len(shapes) != 1:
             return None
-        shape = shapes.pop()
-        return int(shape[1]) if len(shape) == 2 else None
+        (shape,) = shapes
+        return shape[1] if len(shape) == 2 else None
 
-    def _together(self, feeds: list[Feed]) -> list[dict[str, Array]]:
+    def _together(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[dict[str, Array]]:
         if len(feeds) == 1:
             return [dict(zip(self._outputs, self._bounded(feeds[0]), strict=True))]
-        lengths = [self._length(feed) for feed in feeds]
         padded = len(set(lengths)) > 1
         results = self._bounded({name: merge([feed[name] for feed in feeds], self._pads.get(name) if padded else None) for name in feeds[0]})
-        ends = np.cumsum([_rows(feed) for feed in feeds]).tolist()
+        ends = list(accumulate(map(_rows, feeds)))
         if any(result.shape[:1] != (ends[-1],) for result in results):
             raise ValueError("an output does not have one entry per row")
-        answers = []
-        for feed, length, end in zip(feeds, lengths, ends, strict=True):
-            parts = [result[end - _rows(feed) : end] for result in results]
-            if padded and length is not None:
-                parts = [cut_back(part, axes, length) for part, axes in zip(parts, self._length_axes, strict=True)]
-            answers.append(dict(zip(self._outputs, parts, strict=True)))
+        columns = list(zip(self._outputs, results, self._length_axes, strict=True))
+        answers, begin = [], 0
+        for length, end in zip(lengths, ends, strict=True):
+            answers.append({name: cut_back(result[begin:end], axes if padded else (), length) for name, result, axes in columns})
+            begin = end
         return answers
 
     def _bounded(self, feed: Feed) -> list[Array]:

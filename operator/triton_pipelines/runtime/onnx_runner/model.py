@@ -39,6 +39,7 @@ sys.path += [folder for folder in os.environ.get("TRITONPIPE_SITE", "").split(os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from triton_pipelines.runtime.backend_helpers import quicken
 from triton_pipelines.runtime.onnx_runner.batches import COST_TOKENS, Array, BatchRunner, Feed, first_line, run_cost_tokens
 
 # ONNX Runtime's names of the types that numpy and Triton share.
@@ -59,6 +60,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the graph and compare it with the config; an exception here is the reason Triton gives for the failed load."""
+        quicken(pb_utils)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self._inputs = {tensor["name"]: tensor for tensor in config["input"]}
@@ -74,6 +76,9 @@ class TritonPythonModel:
         needed, defaults = self._session.get_inputs(), self._session.get_overridable_initializers()
         _check_tensors("input", self._inputs, [*needed, *defaults], self._batched, {tensor.name for tensor in needed})
         _check_tensors("output", self._outputs, self._session.get_outputs(), self._batched)
+        # Asked once, not for every request.
+        self._dtypes = {name: np.dtype(pb_utils.triton_string_to_numpy(tensor["data_type"])) for name, tensor in self._inputs.items()}
+        self._optional = frozenset(name for name, tensor in self._inputs.items() if tensor.get("optional", False))
         self._runner = BatchRunner(
             self._run, list(self._outputs), pads, self._batched, RUN_COST_TOKENS.get(kind, 8), pb_utils.Logger.log_warn, exact=kind != "GPU"
         )
@@ -106,29 +111,35 @@ class TritonPythonModel:
         return list(self._session.run(list(self._outputs), feed))
 
     def _read(self, request: Any) -> Feed:
-        feed = {}
-        for name, tensor in self._inputs.items():
-            given = pb_utils.get_input_tensor_by_name(request, name)
-            if given is None and tensor.get("optional", False):
-                continue
+        sent = {tensor.name(): tensor for tensor in request.inputs()}
+        feed: Feed = {}
+        for name, dtype in self._dtypes.items():
+            given = sent.get(name)
             if given is None:
+                if name in self._optional:
+                    continue
                 raise RequestError(f"input {name} is missing")
             array = given.as_numpy()
-            expected = pb_utils.triton_string_to_numpy(tensor["data_type"])
-            if array.dtype != expected:
-                raise RequestError(f"input {name} has type {array.dtype}, expected {np.dtype(expected)} ({tensor['data_type']})")
-            if array.size == 0:
+            if array.dtype != dtype:
+                raise RequestError(f"input {name} has type {array.dtype}, expected {dtype} ({self._inputs[name]['data_type']})")
+            if not array.size:
                 raise RequestError(f"input {name} has shape {list(array.shape)}, which has no elements")
-            feed[name] = array if array.dtype != np.object_ else _decode(name, array)
+            feed[name] = array if dtype.kind != "O" else _decode(name, array)
         if not feed:
             raise RequestError("the request has no inputs; send at least one")
-        rows = {name: len(array) for name, array in feed.items()}
+        shapes = {name: array.shape for name, array in feed.items()}
+        if len(set(shapes.values())) > 1:
+            self._compare(shapes)
+        return feed
+
+    def _compare(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Refuse a request whose inputs do not fit each other."""
+        rows = {name: shape[0] for name, shape in shapes.items() if shape}
         if self._batched and len(set(rows.values())) > 1:
             raise RequestError(f"the inputs have different numbers of rows: {rows}")
-        shapes = {name: array.shape for name, array in feed.items() if name in self._tokens}
+        shapes = {name: shape for name, shape in shapes.items() if name in self._tokens}
         if len(set(shapes.values())) > 1:  # a mask of length 1 would be taken for all tokens
             raise RequestError(f"the token inputs have different shapes: {shapes}")
-        return feed
 
     def _sample(self, length: int) -> Feed:
         """One row of ones; 1 is a valid token id, mask and segment in every model."""
@@ -208,8 +219,8 @@ def _decode(name: str, array: Array) -> Array:
 
 def _outgoing(array: Array) -> Array:
     """An output as Triton wants it: contiguous, texts as bytes."""
-    if array.dtype != np.object_:
-        return np.ascontiguousarray(array)
+    if array.dtype.kind != "O":
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     return np.array([str(value).encode() for value in array.ravel().tolist()], dtype=np.object_).reshape(array.shape)
 
 

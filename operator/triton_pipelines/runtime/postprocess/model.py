@@ -37,6 +37,8 @@ sys.path += [folder for folder in os.environ.get("TRITONPIPE_SITE", "").split(os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from triton_pipelines.runtime.backend_helpers import quicken
+
 Array = np.ndarray[Any, Any]
 # Types of numbers an input may have.
 NUMBERS = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32", "TYPE_FP64")
@@ -153,6 +155,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the configuration; an exception here is the reason Triton gives for the failed load."""
+        quicken(pb_utils)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self._type = parameters.get("tritonpipe.type", "")

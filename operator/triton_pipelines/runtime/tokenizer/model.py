@@ -47,8 +47,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
+from triton_pipelines.runtime.backend_helpers import quicken
 from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, NoRoomError, Row, TemplateError, TextEncoder
-from triton_pipelines.runtime.tokenizer.helpers import quicken
 
 Array = np.ndarray[Any, Any]
 KINDS = ("InputIds", "AttentionMask", "TokenTypeIds", "SpecialTokensMask", "Offsets", "Lengths")

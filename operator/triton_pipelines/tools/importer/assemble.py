@@ -81,7 +81,8 @@ def import_models(
     if selection.unused:
         report.info(
             selection.entry.origin,
-            f"omitted, because they are not part of this pipeline: {', '.join(selection.unused)}",
+            "these models were omitted, because they are not part of this pipeline: "
+            f"{', '.join(selection.unused)}",
         )
     _add_server(draft, selection)
     if image is not None:

@@ -137,7 +137,7 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
     notes.append(
         ImportNote(
             model.origin,
-            f"completed inputs, outputs and batching from {name}, as Triton does",
+            f"inputs, outputs and batching were completed from {name}, as in Triton",
             NoteSeverity.INFO,
         )
     )

@@ -382,14 +382,16 @@ def _alternation_message(
 def _conflict_message(
     pipeline: InferencePipeline, others: OtherManagers, live: int, number: int, *, scale: bool
 ) -> str:
-    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if scale else "repeatedly"
-    verb = "write" if others.has_several else "writes"
     if others.has_several:
-        how = "alternately"
+        action, how = "alternately set", ""
+    elif scale:
+        action, how = "sets", " through its scale subresource (an HPA, KEDA or kubectl scale)"
+    else:
+        action, how = "repeatedly sets", ""
     return (
-        f"{others.names} {verb} the number of pods of Deployment {pipeline.name} {how}:"
-        f" {live} instead of {number}; the operator no longer changes it."
+        f"{others.names} {action} the number of pods of Deployment {pipeline.name}{how}"
+        f" to {live} instead of {number}; the operator no longer changes it."
         f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale"
-        " subresource; or remove the autoscaler and hand the number back to this pipeline:"
+        " subresource; or remove the autoscaler, and return the number to this pipeline:"
         f" kubectl scale deployment {pipeline.name} --replicas={number}"
     )

@@ -243,7 +243,7 @@ def _early_end(stage: Stage, run: Run) -> str:
     if stage.is_suspended:
         return "the pipeline was suspended during the run"
     if stage.desired != run.revision:
-        return f"the desired revision is now {stage.desired} instead of {run.revision}"
+        return f"the desired revision changed from {run.revision} to {stage.desired}"
     if stage.target != run.revision:
         return f"revision {run.revision} was rolled back: {stage.ready().message}"
     return _serving_pod_blocked(stage)

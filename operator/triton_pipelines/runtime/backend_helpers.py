@@ -1,7 +1,7 @@
 """Two helpers of Triton's python backend in a quicker form.
 
 The stub looks them up by name for every tensor of every request: `deserialize_bytes_tensor` for an input of texts (until the backend did it in C++),
-`numpy_to_triton_type` for every output. The backend's own take some microseconds each, for a request of one text a tenth of all the CPU that the step takes.
+`numpy_to_triton_type` for every output. The backend's own take some microseconds each, for a request of one text a tenth of all the CPU that a step takes.
 """
 
 from __future__ import annotations
