@@ -11,7 +11,7 @@ from .status_types import ATOMIC, Count, Short
 
 
 class ScaleEvent(ApiModel):
-    """One change of an instance count."""
+    """One change to an instance count."""
 
     time: Annotated[
         str,
@@ -54,7 +54,7 @@ class ScalingStatus(ApiModel):
         str | None,
         Field(
             max_length=64,
-            description="Time of the last change of a count.",
+            description="Time of the last change to a count.",
             json_schema_extra={"format": "date-time"},
         ),
     ] = None

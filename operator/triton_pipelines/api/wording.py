@@ -17,5 +17,5 @@ def counted(number: int, singular: str, plural: str = "") -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return an enumeration: ``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+    """Return an enumeration: ``a``, ``a and b``, ``a, b and c``; empty for no words."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

@@ -19,7 +19,8 @@ def test_a_regular_noun_needs_no_plural() -> None:
 
 
 def test_the_last_word_of_an_enumeration_follows_and() -> None:
-    assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+    assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
         "a",
         "a and b",
         "a, b and c",
