@@ -46,9 +46,7 @@ CONDITION_MEANING: Mapping[ConditionType, str] = {
         "The metrics of every ready pod are current and plausible. Otherwise, counts do "
         "not decrease, and the message states what to check."
     ),
-    ConditionType.SCALING_ACTIVE: (
-        "Instance counts follow the load. Otherwise, the message states the reason."
-    ),
+    ConditionType.SCALING_ACTIVE: "Counts follow the load. Otherwise, the message states why not.",
     ConditionType.SCALING_LIMITED: (
         "The load requires more instances than the bounds, the CPU, the memory or the GPU step "
         "allow. The message names the limit."
@@ -159,8 +157,8 @@ REASON_MEANING: Mapping[Reason, str] = {
         " revision serves again."
     ),
     Reason.SLO_VIOLATED: (
-        "Appears in the message of RolledBack. The p99 of the new revision violated "
-        "`spec.slo`. The message contains both values."
+        "Appears in the message of RolledBack, with both values of the p99. The new revision "
+        "violated `spec.slo`."
     ),
     Reason.TUNING_STALE: (
         "Appears in `status.warnings`. The results in `status.tuning` were measured on a "
@@ -178,9 +176,8 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.CHECKSUM_MISMATCH: "The SHA-256 digest of a file differs from the one in its source.",
     Reason.INVALID_TOKENIZER: "The tokenizer cannot be loaded from its files.",
     Reason.RAGGED_UNSUPPORTED: (
-        "The model's file cannot be adapted to ragged batches, but `spec.tokenizer.padding: "
-        "Ragged` requires it. The message states the reason. With padding Auto, the operator "
-        "chooses another mode instead."
+        "The model's file cannot be adapted to ragged batches, as `spec.tokenizer.padding: "
+        "Ragged` requires. The message states why. With Auto, another mode is used instead."
     ),
     Reason.MODEL_FAILED: "Triton cannot load a model. The message quotes Triton's error.",
     Reason.NAME_CONFLICT: (
@@ -189,9 +186,8 @@ REASON_MEANING: Mapping[Reason, str] = {
     ),
     Reason.INFERENCE_FAILED: "Triton reports that it is ready, but a test inference fails.",
     Reason.API_ERROR: (
-        "The Kubernetes API server rejects an object or a pod of the pipeline because of a "
-        "quota, an admission controller, a missing service account or a missing permission. "
-        "The message quotes its error."
+        "The Kubernetes API server rejects an object or a pod of the pipeline (quota, admission, "
+        "a missing service account or permission). The message quotes its error."
     ),
     Reason.PERMISSION_DENIED: (
         "The service account that the operator impersonates lacks a permission. The message "
@@ -199,9 +195,7 @@ REASON_MEANING: Mapping[Reason, str] = {
     ),
     Reason.NO_SPACE: "The volume for sources is full.",
     Reason.SERVER_CRASHED: "Triton exited. The message contains the end of its log.",
-    Reason.INTERNAL_ERROR: (
-        "An error occurred in the operator or in the server of a source. See the operator's log."
-    ),
+    Reason.INTERNAL_ERROR: "An error in the operator or in a source's server. See the logs.",
 }
 
 

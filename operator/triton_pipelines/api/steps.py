@@ -54,8 +54,7 @@ class StepFields(ApiModel):
             max_length=64,
             pattern=BACKEND_PATTERN,
             description=(
-                "Name of another backend in the server image, such as tensorrtllm, dali or "
-                "fil. Replaces platform."
+                "Another backend of the server image, such as dali or fil. Replaces platform."
             ),
         ),
     ] = None
@@ -63,8 +62,7 @@ class StepFields(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "The model's file, a folder that contains it and its side files, or a folder "
-                "of numbered versions. Default: spec.source."
+                "The model file, its folder, or a folder of numbered versions. Default: spec.source."
             )
         ),
     ] = None

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from triton_pipelines.api.wording import validation_message
 from triton_pipelines.app.option_values import Names, Pairs, split
 from triton_pipelines.autoscaling.metrics.connection import Connection
 from triton_pipelines.autoscaling.metrics.connections_file import (
@@ -369,7 +370,7 @@ def variable_of(option: str) -> str:
 
 def _describe(finding: Any) -> str:
     where = [str(part) for part in finding["loc"]]
-    message = str(finding["msg"]).removeprefix("Value error, ")
+    message = validation_message(str(finding["msg"]))
     if not where:
         return message
     option = where[0]

@@ -15,6 +15,7 @@ from triton_pipelines.api.loadplan import (
     ResolvedSource,
     ResolvedSources,
 )
+from triton_pipelines.api.wording import validation_message
 from triton_pipelines.loader.errors import LoaderError
 
 
@@ -41,7 +42,7 @@ def read_plan(folder: Path) -> LoadPlan:
 def first_error(error: ValidationError) -> str:
     """Return the first error of a document, with the path of the field."""
     first = error.errors(include_url=False, include_input=False)[0]
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = validation_message(str(first["msg"]))
     return ": ".join(part for part in (".".join(map(str, first["loc"])), message) if part)
 
 

@@ -10,6 +10,8 @@ from pydantic import (
     ValidationError,
 )
 
+from triton_pipelines.api.wording import validation_message
+
 from .connection import DEFAULT, Connection, ConnectionModel
 
 
@@ -100,6 +102,4 @@ def _field(finding: Any) -> str:
 
 
 def _message(finding: Any) -> str:
-    if finding["type"] == "extra_forbidden":
-        return "unknown field"
-    return str(finding["msg"]).removeprefix("Value error, ")
+    return validation_message(str(finding["msg"]))

@@ -389,8 +389,8 @@ def _conflict_message(
     else:
         action, how = "repeatedly sets", ""
     return (
-        f"{others.names} {action} the number of pods of Deployment {pipeline.name}{how}"
-        f" to {live} instead of {number}; the operator no longer changes it."
+        f"{others.names} {action} the number of pods of Deployment {pipeline.name}"
+        f" to {live} instead of {number}{how}; the operator no longer changes it."
         f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale"
         " subresource; or remove the autoscaler, and return the number to this pipeline:"
         f" kubectl scale deployment {pipeline.name} --replicas={number}"
