@@ -62,7 +62,7 @@ class StepFields(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "The model file, its folder, or a folder of numbered versions. Default: spec.source."
+                "The model file, its folder or a folder of numbered versions. Default: spec.source."
             )
         ),
     ] = None

@@ -86,7 +86,8 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
     for index, one in enumerate(found):
         if one.name in named:
             raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is used twice"
+                f"{place}: connections[{index}].name: {one.name!r} is used twice; use a "
+                "different name for each connection"
             )
         named[one.name] = one
     return named

@@ -203,7 +203,7 @@ def _by_deadline(
         return _Check(problem, due=deadline - age)
     if problem is None or not problem.is_final:
         why = problem.message if problem is not None else "the loader has not finished"
-        text = f"not passed within {deadline} s: {why}; {ADVICE}"
+        text = f"timed out after {deadline} s: {why}; {ADVICE}"
         problem = Problem(Reason.ROLLOUT_FAILED, text, problem.pod if problem is not None else "")
     return _Check(problem)
 

@@ -187,7 +187,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     if stage.is_settled and not stage.watched_until:
         return None
     run = replace(run, waiting_since=run.waiting_since or rfc3339(now))
-    wait = f"waiting until revision {stage.desired} serves in all pods"
+    wait = f"waiting until all pods serve revision {stage.desired}"
     if stage.snapshot.missing_sources:
         wait = f"waiting for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.is_settled:
