@@ -88,7 +88,7 @@ def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever(
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     messages.check(world.run["message"])
     world.pass_time(WAITING_SECONDS).step()
-    failed(world, "the run did not start within 60 min, because it was waiting until all pods serve")
+    failed(world, "did not start within 60 min, because it was waiting until all pods serve")
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     world.room = None
     assert world.settle().run["state"] == "Failed", "what has ended does not begin again by itself"

@@ -229,7 +229,7 @@ def _nothing_met_message(found: TuningFindings) -> str:
             f"requests/s{backlog}"
         )
         if math.isfinite(best.load.p99)
-        else "too many requests failed to compute a p99"
+        else "no p99 could be computed, because too many requests failed"
     )
     return (
         f"No setting met the SLO of {found.slo * 1000.0:g} ms (latency budget "
