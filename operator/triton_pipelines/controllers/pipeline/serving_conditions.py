@@ -108,7 +108,13 @@ class _ServingCase:
 
     @property
     def progress(self) -> str:
-        return f"{len(self.updated)} of {self.replicas} pods serve revision {self.desired}"
+        count = len(self.updated)
+        serving = (
+            f"{count} of {self.replicas} pods serve"
+            if count <= self.replicas
+            else counted(count, "pod serves", "pods serve")
+        )
+        return f"{serving} revision {self.desired}"
 
     def ready(self, text: str) -> list[Condition]:
         ready = Condition(ConditionType.READY, True, Reason.SUCCEEDED, text)
