@@ -13,6 +13,7 @@ from prometheus_client.samples import Sample
 
 from e2e.local.processes import Process, reserved_ports
 from tests.support.controlplane import ControlPlane
+from triton_pipelines.cluster.work_queue import OUTCOME_OK
 
 OPERATOR: Final = os.environ.get("SCALE_OPERATOR", "tritonpipe")
 """The operator's command below ``.venv/bin``, or a path."""
@@ -93,9 +94,16 @@ class Operator:
         return False
 
     def is_settled(self, pipelines: int) -> bool:
-        """Return whether all pipelines have been reconciled since the start."""
+        """Return whether all pipelines have been reconciled since the start.
+
+        Iterations that wait for a probe do not count.
+        """
         with contextlib.suppress(OSError):
-            metrics = ("reconciles_total", "queue_depth", "queue_in_work")
-            reconciled, due, running = self.totals(*metrics)
+            reconciled = sum(
+                sample.value
+                for sample in self.samples("reconciles_total")
+                if sample.labels["result"] == OUTCOME_OK
+            )
+            due, running = self.totals("queue_depth", "queue_in_work")
             return reconciled >= pipelines and due + running == 0
         return False

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 MAX_DOCUMENT_DEPTH: Final = 64
 """Levels of mappings and lists in a document; a real resource has fewer than 25."""
+# Values of one level from which on the same value is examined once.
+_MANY: Final = 1000
 
 
 def is_deeper_than(value: Any, depth: int) -> bool:
@@ -21,15 +23,15 @@ def is_deeper_than(value: Any, depth: int) -> bool:
     for _ in range(depth):
         if not level:
             return False
-        # By identity: aliases of YAML could otherwise double the work with every level.
-        level = list(
-            {
-                id(child): child
-                for item in level
-                for child in (item.values() if isinstance(item, dict) else item)
-                if isinstance(child, (dict, list))
-            }.values()
-        )
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, (dict, list))
+        ]
+        if len(level) > _MANY:
+            # Aliases of YAML could otherwise double the work with every level.
+            level = list({id(child): child for child in level}.values())
     return bool(level)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +14,7 @@ from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.leadership import leader_elector
 from triton_pipelines.app.metrics_server import serve_metrics
 from triton_pipelines.app.operator_metrics import OperatorMetrics
+from triton_pipelines.app.relisting import Relisting, jittered, uniform
 from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
 from triton_pipelines.app.start_retries import retry_start
 from triton_pipelines.cluster.client import Client, ClientOptions
@@ -24,10 +23,11 @@ from triton_pipelines.cluster.kopf_internals import Insights, identity
 from triton_pipelines.cluster.leader_election import LeaderElector
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
-from triton_pipelines.cluster.store import Store, relist
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.cluster.watch_lists import WatchLists
 from triton_pipelines.cluster.watches import (
     WATCHED,
-    WATCHING_SECONDS,
+    ObjectEvents,
     check_watches,
     kopf_settings,
     register_login,
@@ -46,7 +46,6 @@ CHILD_EVENTS_SECONDS: Final = 0.2
 RECONCILE_SECONDS: Final = 300.0
 _RECONCILE_MARGIN_SECONDS: Final = 60.0
 
-_uniform: Final[Callable[[float, float], float]] = random.uniform
 _log = structlog.get_logger(__name__)
 
 
@@ -67,9 +66,9 @@ async def run_operator(
 ) -> None:
     """Run the operator until SIGTERM, SIGINT or ``stop``.
 
-    Order: credentials, the Lease (with leader election), the operator key, then the first list of
-    every kind into the store, then reconciles. So a restarted operator never takes empty caches for
-    an empty cluster. Until it holds the Lease, its watches already fill the store.
+    Order: credentials, the Lease (with leader election), the operator key, then a list of every
+    kind in the store, then reconciles. So a restarted operator never takes empty caches for an
+    empty cluster. Until it holds the Lease, its watches already fill the store.
 
     Args:
         config: options.
@@ -112,8 +111,13 @@ class Operator:
             classify=classify,
             observe=self._observe_reconcile,
         )
+        self._relisting = Relisting(
+            self.client, self.store, config.scopes, config.relist_seconds, metrics, self.queue.add
+        )
         self._build = build
         self._reconcile_pipeline: Reconcile | None = None
+        self._events = ObjectEvents(self.store, self._enqueue, metrics)
+        self._lists = WatchLists(WATCHED, config.scopes, self._events.take_listed)
         self._insights = Insights()
         self._last_heartbeat = 0.0
         self._is_reconciling = False
@@ -197,15 +201,19 @@ class Operator:
                     run_in_background=background.__setitem__,
                 )
             )
-            for resource in WATCHED:
-                await retry_start(f"list of {resource.plural}", partial(self._relist, resource))
+            await self._lists.wait()
+            if self._elector is not None:
+                # The lists may be those of a standby, from long ago.
+                for resource in WATCHED:
+                    again = partial(self._relisting.relist, resource)
+                    await retry_start(f"list of {resource.plural}", again)
             self.metrics.synced.set(1)
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
             background |= {
                 "resync": self._resync,
-                "relist": self._relist_periodically,
+                "relist": self._relisting.run,
             }
             running += [group.create_task(work(), name=name) for name, work in background.items()]
             self._is_reconciling = True
@@ -224,19 +232,6 @@ class Operator:
             wait_seconds=config.operator_key_wait_seconds,
         )
 
-    async def _relist(self, resource: Resource, *, metadata_only: bool = False) -> set[Key]:
-        missed: set[Key] = set()
-        for namespace in self.config.scopes:
-            missed |= await relist(
-                self.client,
-                self.store,
-                resource,
-                namespace=namespace,
-                label_selector=selector_of(resource),
-                metadata_only=metadata_only,
-            )
-        return missed
-
     async def _is_served(self, resource: Resource) -> bool:
         """Return whether the API server serves a kind; False if it cannot be reached."""
         try:
@@ -247,32 +242,12 @@ class Operator:
             return False
         return True
 
-    async def _relist_periodically(self) -> None:
-        """Compare lists with the store.
-
-        Kopf misses deletions during a 410, and before its watches begin. These may begin later than
-        the lists that filled the store, so the first comparison comes soon.
-        """
-        seconds = min(WATCHING_SECONDS, self.config.relist_seconds)
-        while True:
-            await asyncio.sleep(_jittered(seconds))
-            seconds = self.config.relist_seconds
-            for resource in WATCHED:
-                try:
-                    missed = await self._relist(resource, metadata_only=True)
-                except ClusterError as error:
-                    await _log.awarning("list failed", resource=resource.plural, error=str(error))
-                    continue
-                self.metrics.watch_missed.labels(resource.plural).inc(len(missed))
-                for pipeline in missed:
-                    self.queue.add(pipeline)
-
     async def _resync(self) -> None:
         """Make every pipeline due once per period, spread over it."""
         while True:
-            period = _jittered(self.config.resync_seconds)
+            period = jittered(self.config.resync_seconds)
             for pipeline in self.store.pipelines():
-                self.queue.add_after(pipeline, _uniform(0.0, period))
+                self.queue.add_after(pipeline, uniform(0.0, period))
             await asyncio.sleep(period)
 
     async def _heartbeat(self) -> None:
@@ -344,8 +319,8 @@ class Operator:
 
     def _registry(self, own: asyncio.Task[None]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
-        register_login(registry, self.config.kubeconfig, self.config.context)
-        register_watches(registry, self.store, self._enqueue, self.metrics)
+        register_login(registry, self.config.kubeconfig, self.config.context, self._lists)
+        register_watches(registry, self._events)
 
         # Some seconds after its end Kopf cancels what was started after it, reconciles included;
         # its clean-up comes before that.
@@ -392,8 +367,3 @@ class Operator:
 def _raise_failure(task: asyncio.Task[None], cause: Exception | None) -> None:
     if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
         raise failure from cause
-
-
-def _jittered(seconds: float) -> float:
-    """Return the time ± 10 %, so that several operators and kinds do not synchronize."""
-    return _uniform(0.9 * seconds, 1.1 * seconds)

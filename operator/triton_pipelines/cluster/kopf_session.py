@@ -1,19 +1,21 @@
-"""The HTTP session of Kopf's watches: as Kopf's own, but it decodes objects of any depth.
+"""The HTTP session of Kopf's watches: as Kopf's own, but for what it leaves to Kopf.
 
 Kopf decodes answers with ``json``, which fails at about a thousand levels of nesting, and a failed
 watch ends the operator. Answers are therefore cut at :data:`.decoding.MAX_DEPTH` before Kopf reads
-them.
+them. Listed objects are taken over by :mod:`.watch_lists`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
+from urllib.parse import urlsplit
 
 import aiohttp
 import kopf
 
 from triton_pipelines.cluster import decoding
+from triton_pipelines.cluster.watch_lists import WatchLists
 
 
 class _BoundedLines:
@@ -46,6 +48,11 @@ class _BoundedLines:
 class BoundedResponse(aiohttp.ClientResponse):
     """An answer of the API server, decoded with a bounded depth."""
 
+    lists: ClassVar[WatchLists] = WatchLists((), (), lambda *_: None)
+    """What takes over listed objects; by default they are left to Kopf."""
+    root: ClassVar[str] = ""
+    """Path of the API server's URL."""
+
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """Begin to read the answer."""
         await super().start(connection)
@@ -54,11 +61,19 @@ class BoundedResponse(aiohttp.ClientResponse):
 
     async def json(self, **_: Any) -> Any:
         """Return the decoded body."""
-        return decoding.loads(await self.read())
+        document = decoding.loads(await self.read())
+        return self.lists.take_page(self.url.path.removeprefix(self.root), document)
 
 
-def bounded_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-    """Return the credentials with a session like the one that Kopf would open for them."""
+def bounded_session(info: kopf.ConnectionInfo, lists: WatchLists) -> kopf.AiohttpSession:
+    """Return the credentials with a session like the one that Kopf would open for them.
+
+    Args:
+        info: the credentials.
+        lists: takes over listed objects.
+    """
+    root = urlsplit(info.server).path.rstrip("/")
+    response_class = type("Response", (BoundedResponse,), {"lists": lists, "root": root})
     return kopf.AiohttpSession(
         server=info.server,
         default_namespace=info.default_namespace,
@@ -69,6 +84,6 @@ def bounded_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
             headers=info.as_http_headers(),
             proxy=info.proxy_url,
             trust_env=bool(info.trust_env),
-            response_class=BoundedResponse,
+            response_class=response_class,
         ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import kopf
@@ -21,6 +22,7 @@ from triton_pipelines.cluster.kopf_session import bounded_session
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, WATCHED_CHILDREN, Resource
 from triton_pipelines.cluster.store import Key, Store, key_of, owner_key
+from triton_pipelines.cluster.watch_lists import WatchLists
 
 WATCHED: Final[tuple[Resource, ...]] = (INFERENCE_PIPELINES, *WATCHED_CHILDREN)
 # Bound service account tokens are valid for an hour or more and are rotated at 80 % of that:
@@ -112,19 +114,51 @@ def kopf_settings(
     return settings
 
 
-def register_watches(
-    registry: kopf.OperatorRegistry,
-    store: Store,
-    enqueue: Callable[[Key, Resource], None],
-    observer: WatchObserver,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ObjectEvents:
+    """Stores what lists and watches report, and makes pipelines due."""
+
+    store: Store
+    """Updated with each event."""
+    enqueue: Callable[[Key, Resource], None]
+    """Makes the owning pipelines due; the second argument is the kind that changed."""
+    observer: WatchObserver
+    """Counts the events."""
+
+    def take_listed(self, resource: Resource, obj: Object) -> None:
+        """Handle an object of a list."""
+        self.handle(resource, None, obj)
+
+    def handle(self, resource: Resource, event_type: str | None, obj: Object) -> None:
+        """Handle an event.
+
+        Args:
+            resource: the object's kind.
+            event_type: as for :func:`update_store`.
+            obj: the object.
+        """
+        self.observer.observe_event(resource)
+        obj.setdefault("apiVersion", resource.api_version)
+        obj.setdefault("kind", resource.kind)
+        if is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
+            self.observer.observe_too_deep(resource)
+            namespace, name = key_of(obj)
+            _log.warning(
+                "object is nested too deeply; its deepest values are read as null",
+                kind=resource.kind,
+                namespace=namespace,
+                object=name,
+            )
+        for owner in update_store(self.store, resource, event_type, obj):
+            self.enqueue(owner, resource)
+
+
+def register_watches(registry: kopf.OperatorRegistry, events: ObjectEvents) -> None:
     """Register the handlers of watch events.
 
     Args:
         registry: where to register them.
-        store: updated with each event.
-        enqueue: makes the owning pipelines due; the second argument is the kind that changed.
-        observer: counts the events.
+        events: handles them.
     """
     for resource in WATCHED:
         kopf.on.event(
@@ -133,32 +167,13 @@ def register_watches(
             resource.plural,
             registry=registry,
             id=f"watch-{resource.plural}",
-        )(_handler(resource, store, enqueue, observer))
+        )(_handler(resource, events))
 
 
-def _handler(
-    resource: Resource,
-    store: Store,
-    enqueue: Callable[[Key, Resource], None],
-    observer: WatchObserver,
-) -> Callable[..., Any]:
+def _handler(resource: Resource, events: ObjectEvents) -> Callable[..., Any]:
     # Kopf awaits coroutine functions in place; plain functions would run in a thread.
     async def on_event(event: Any, **_: Any) -> None:
-        observer.observe_event(resource)
-        obj = event["object"]
-        obj.setdefault("apiVersion", resource.api_version)
-        obj.setdefault("kind", resource.kind)
-        if is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
-            observer.observe_too_deep(resource)
-            namespace, name = key_of(obj)
-            await _log.awarning(
-                "object is nested too deeply; its deepest values are read as null",
-                kind=resource.kind,
-                namespace=namespace,
-                object=name,
-            )
-        for owner in update_store(store, resource, event["type"], obj):
-            enqueue(owner, resource)
+        events.handle(resource, event["type"], event["object"])
 
     return on_event
 
@@ -258,15 +273,24 @@ async def check_watches(
 
 
 def register_login(
-    registry: kopf.OperatorRegistry, kubeconfig: str | None, context: str | None
+    registry: kopf.OperatorRegistry,
+    kubeconfig: str | None,
+    context: str | None,
+    lists: WatchLists,
 ) -> None:
     """Register a login that gives Kopf the credentials of the operator's own client.
 
     They expire, so that rotated tokens are read again.
+
+    Args:
+        registry: where to register it.
+        kubeconfig: as for the client.
+        context: as for the client.
+        lists: takes over what Kopf lists.
     """
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        return bounded_session(await connection_info(kubeconfig, context))
+        return bounded_session(await connection_info(kubeconfig, context), lists)
 
     kopf.on.login(registry=registry, id="login")(login)
 

@@ -7,7 +7,7 @@ runs for the sake of a spec that was rejected.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from triton_pipelines.api import names
@@ -83,13 +83,20 @@ class CurrentSpecs:
 
 def _read(raw: Object, live: Object | None) -> InferencePipeline | None:
     """Return the recorded spec, or the present one if this release accepts no recorded one."""
-    last = None
+    for document in _candidates(raw, live):
+        pipeline, findings = parse(document)
+        if pipeline is not None and not findings:
+            return pipeline
+    return None
+
+
+def _candidates(raw: Object, live: Object | None) -> Iterator[Object]:
+    """Return the specs that may be effective, the preferred one first."""
     if live is not None:
         children = {("ConfigMap", names.live_name(raw["metadata"]["name"])): live}
-        last = last_good_snapshot(Snapshot(raw, children))
-    for document in (last.pipeline if last is not None else None, raw):
-        if document is not None:
-            pipeline, findings = parse(document)
-            if pipeline is not None and not findings:
-                return pipeline
-    return None
+        snapshot = Snapshot(raw, children)
+        if snapshot.state().revision.spec == snapshot.spec_hash:
+            yield raw  # It is the recorded one, as usual.
+        if (last := last_good_snapshot(snapshot)) is not None:
+            yield last.pipeline
+    yield raw

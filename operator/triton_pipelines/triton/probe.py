@@ -143,6 +143,8 @@ class PodConnection:
     """What a probe needs of the config of the ensemble; ``None`` before it is read."""
     config_read_at: float = 0.0
     """Time of :attr:`clock` at which the config was read."""
+    models: tuple[ModelIndexEntry, ...] | None = None
+    """The repository index, if the last test inference succeeded; ``None`` otherwise."""
 
     async def read_config(self, ensemble: str, end: float) -> ModelConfig:
         """Read what a probe needs of the config, which may be large; ``end`` is monotonic."""
@@ -160,12 +162,42 @@ async def probe_over(
     """Probe one pod over an open connection.
 
     Args:
-        connection: the connection; its config is read if necessary.
+        connection: the connection; its config and the states of the models are read if necessary.
         ensemble: as in :func:`probe`.
         request: as in :func:`probe`.
         end: time of the deadline, monotonic.
     """
-    client, ready = connection.client, False
+    # As long as test inferences succeed, they show that the ensemble and its steps are ready.
+    known = connection.models if request is not None else None
+    state = (
+        ProbeResult(True, known)
+        if known is not None
+        else await _read_states(connection.client, ensemble, end)
+    )
+    if state.error or request is None:
+        return state
+    if not state.ensemble_ready:
+        return _not_ready(state, ensemble)
+    result = await _probe_inference(connection, ensemble, request, end, state)
+    connection.models = result.models if result.inference_ok else None
+    if known is None or result.inference_error is None:
+        return result
+    state = await _read_states(connection.client, ensemble, end)
+    if state.error:
+        return state
+    if not state.ensemble_ready:
+        return _not_ready(state, ensemble)
+    is_full = result.shared_memory_full or state.shared_memory_full
+    return replace(result, models=state.models, shared_memory_full=is_full)
+
+
+def _not_ready(state: ProbeResult, ensemble: str) -> ProbeResult:
+    return replace(state, inference_error=f"'{ensemble}' is not ready")
+
+
+async def _read_states(client: TritonClient, ensemble: str, end: float) -> ProbeResult:
+    """Return the readiness of the ensemble and the state of each model; ``end`` is monotonic."""
+    ready = False
     models: tuple[ModelIndexEntry, ...] = ()
     try:
         ready = await client.model_ready(ensemble, end - time.monotonic())
@@ -177,12 +209,7 @@ async def probe_over(
             error=str(error),
             is_unreachable=isinstance(error, UnreachableError),
         )
-    state = ProbeResult(ready, models, shared_memory_full=_has_full_shared_memory(models))
-    if request is None:
-        return state
-    if not ready:
-        return replace(state, inference_error=f"'{ensemble}' is not ready")
-    return await _probe_inference(connection, ensemble, request, end, state)
+    return ProbeResult(ready, models, shared_memory_full=_has_full_shared_memory(models))
 
 
 async def _probe_inference(

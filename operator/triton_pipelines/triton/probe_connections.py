@@ -1,6 +1,7 @@
-"""Keep a connection to each probed pod, so that its next probe opens none and reads no config.
+"""Keep a connection to each probed pod, so that its next probe is a test inference and no more.
 
-A wrong output is checked against the config as it is now: see :func:`.probe.probe_over`.
+If that fails, the states of the models are read, and a wrong output is checked against the config
+as it is now: see :func:`.probe.probe_over`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ NAMESPACE_SHARE: Final = 0.25
 # probes that open their own connection, and files.
 _DESCRIPTOR_SHARE: Final = 0.5
 CONFIG_SECONDS: Final = 600.0
-"""Seconds until a config is read again: the outputs may still be those of an earlier one."""
-# A larger config is read for each probe. Pods choose its size.
+"""Seconds until config and index are read again: outputs may still be those of an earlier config,
+and models that no test inference runs may have become unavailable."""
+# A larger config or index is read for each probe. Pods choose their size.
 _CONFIG_BYTES_MAX: Final = 16 * 1024
 
 
@@ -143,7 +145,7 @@ class ProbeConnections:
             self._close(connection)
             return None
         if self.clock() - connection.config_read_at >= CONFIG_SECONDS:
-            connection.config = None
+            connection.config = connection.models = None
         return connection
 
     async def _probe_over(
@@ -174,8 +176,8 @@ class ProbeConnections:
         if not self._has_room(endpoint.namespace):
             self._close(connection)
             return
-        if connection.config is not None and connection.config.ByteSize() > _CONFIG_BYTES_MAX:
-            connection.config = None
+        if _size(connection) > _CONFIG_BYTES_MAX:
+            connection.config = connection.models = None
         self._kept[pod] = endpoint, connection
         self._by_namespace[endpoint.namespace] += 1
 
@@ -208,3 +210,10 @@ class ProbeConnections:
             tls=tls,
         )
         return PodConnection(client, self.clock)
+
+
+def _size(connection: PodConnection) -> int:
+    """Return the bytes of what was read over a connection, roughly."""
+    config = connection.config.ByteSize() if connection.config is not None else 0
+    models = connection.models or ()
+    return int(config) + sum(len(model.name) + len(model.reason) for model in models)

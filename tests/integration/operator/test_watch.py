@@ -265,7 +265,7 @@ async def test_a_deletion_before_the_watch_begins_is_found_soon(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("triton_pipelines.app.main.WATCHING_SECONDS", 2.0)
+    monkeypatch.setattr("triton_pipelines.app.relisting.WATCHING_SECONDS", 2.0)
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     await client.apply(child("doomed", "a", namespace))
@@ -320,7 +320,7 @@ async def test_probe_and_metrics_answer(
     await client.apply(pipeline("a", namespace))
     port = free_port()
     async with (
-        running(proxy, tmp_path, namespace, metrics_port=port) as operator,
+        running(proxy, tmp_path, namespace, metrics_port=port, relist_seconds=1.0) as operator,
         httpx.AsyncClient(timeout=DEADLINE_SECONDS) as http,
     ):
         await eventually("first pass", lambda: operator.value("reconciles_total", result="ok") >= 1)
@@ -330,6 +330,8 @@ async def test_probe_and_metrics_answer(
             return (await http.get(url)).status_code == 200
 
         await eventually("liveness", healthy)
+        labels = {"code": "200", "resource": "inferencepipelines", "verb": "list"}
+        await eventually("a list", lambda: operator.value("api_requests_total", **labels))
         text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
         assert (
             'tritonpipe_api_requests_total{code="200",resource="inferencepipelines",verb="list"}'

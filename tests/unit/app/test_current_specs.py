@@ -11,10 +11,13 @@ from tests.support import builders
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.api.parse import parse
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers import current_specs
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.pipeline.policies import last_good_spec
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 RENDERED: dict[str, Any] = {}
@@ -150,6 +153,28 @@ def test_a_spec_is_read_once_while_it_is_the_same() -> None:
     assert specs.of(store, copy.deepcopy(world.document)) is first
     specs.keep([])
     assert specs.of(store, world.document) is not first
+
+
+@pytest.mark.parametrize("changed", [{}, {"suspend": "Enabled"}], ids=["as recorded", "suspended"])
+def test_a_recorded_spec_is_parsed_once_after_a_restart(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, store, parsed = scaled(), Store(), list[Any]()
+    document = builders.merge(world.document, {"spec": changed})
+    live = copy.deepcopy(world.children["ConfigMap", names.live_name(world.name)])
+    live["metadata"] |= {"namespace": document["metadata"]["namespace"], "resourceVersion": "1"}
+    store.put(CONFIG_MAPS, live)
+
+    def counted(raw: Any) -> Any:
+        parsed.append(raw)
+        return parse(raw)
+
+    monkeypatch.setattr(current_specs, "parse", counted)
+    monkeypatch.setattr(last_good_spec, "parse", counted)
+    pipeline = CurrentSpecs(Handover()).of(store, document)
+    assert pipeline is not None
+    assert pipeline.spec.suspend.value == changed.get("suspend", "Disabled")
+    assert len(parsed) == 1
 
 
 @HOW

@@ -33,7 +33,7 @@ from triton_pipelines.controllers.pipeline import (
 from triton_pipelines.controllers.pipeline.pod_probes import ProbesPending, ProbeTarget
 from triton_pipelines.controllers.pipeline.probe_record import HUNG_PROBES, HUNG_PROBES_ALONE
 from triton_pipelines.controllers.pipeline.settled import SETTLED_SECONDS
-from triton_pipelines.controllers.pipeline.snapshot import Probe, Snapshot
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import PipelineState
 from triton_pipelines.triton.probe import DEADLINE_S
 
@@ -68,7 +68,7 @@ class Place:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> None:
         self.store, self.plans, self.probes = Store(), 0, 0
-        self.elapsed, self.fault, self.error = 0.0, "", ""
+        self.elapsed, self.fault, self.error, self.mismatch = 0.0, "", "", ""
         self.hang: asyncio.Event | None = None
         self.is_late = False
         self.enqueued: list[Key] = []
@@ -99,7 +99,13 @@ class Place:
             return Probe(now, ensemble_ready=True, error="deadline exceeded", completed=7)
         if self.error:
             return Probe(now, ensemble_ready=False, error=self.error)
-        return Probe(now, ensemble_ready=True, inference_error=self.fault)
+        return Probe(
+            now,
+            ensemble_ready=True,
+            models=tuple(ModelState(step.model_name, "READY") for step in target.graph.steps),
+            inference_error=self.fault,
+            mismatch=self.mismatch,
+        )
 
     @property
     def probe_record(self) -> Probe:

@@ -43,7 +43,8 @@ class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.peers: set[str] = set()
         self.columns = self.declared = 1
         self.inferences_max = 1000  # it refuses more
-        self.hangs = False
+        self.models = ["m"]
+        self.is_ready, self.hangs = True, False
         self.is_hanging = asyncio.Event()
 
     def service(self, details: Any) -> Any:
@@ -57,15 +58,20 @@ class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await asyncio.Event().wait()
             if self.calls["ModelInfer"] > self.inferences_max:
                 await context.abort(grpc.StatusCode.UNAVAILABLE)
+            if method == "ModelInfer" and not self.is_ready:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "unknown model 'm'")
             return bytes(self._answer(method).SerializeToString())
 
         return grpc.unary_unary_rpc_method_handler(once)
 
     def _answer(self, method: str) -> Any:
         if method == "ModelReady":
-            return service_pb2.ModelReadyResponse(ready=True)
+            return service_pb2.ModelReadyResponse(ready=self.is_ready)
         if method == "RepositoryIndex":
-            return service_pb2.RepositoryIndexResponse()
+            index = service_pb2.RepositoryIndexResponse()
+            for name in self.models:
+                index.models.add(name=name, version="1", state="READY")
+            return index
         if method == "ModelConfig":
             config = model_config_pb2.ModelConfig(name="m", max_batch_size=1)
             config.output.add(name="Y", data_type=model_config_pb2.TYPE_FP32, dims=[self.declared])
@@ -126,8 +132,47 @@ async def test_probes_share_a_connection_and_the_config(connections: ProbeConnec
         for _ in range(3):
             assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
     assert len(pod.peers) == 1
-    assert pod.calls["ModelInfer"] == 3
-    assert pod.calls["ModelConfig"] == 1
+    assert pod.calls == {"ModelInfer": 3, "ModelConfig": 1, "ModelReady": 1, "RepositoryIndex": 1}
+
+
+async def test_a_later_probe_reports_the_states_that_an_earlier_one_read(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        first = await connections.probe("uid", endpoint(port), REQUEST)
+        later = await connections.probe("uid", endpoint(port), REQUEST)
+    assert [model.name for model in later.models] == ["m"]
+    assert (later.ensemble_ready, later.models) == (True, first.models)
+
+
+async def test_a_failed_test_inference_is_explained_by_the_present_states(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        await connections.probe("uid", endpoint(port), REQUEST)
+        pod.columns, pod.models = 2, ["m", "n"]
+        wrong = await connections.probe("uid", endpoint(port), REQUEST)
+        assert wrong.mismatch
+        assert [model.name for model in wrong.models] == ["m", "n"]
+        assert pod.calls["ModelInfer"] == 2, "one test inference per probe"
+        pod.columns = 1
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.is_ready = False
+        unloaded = await connections.probe("uid", endpoint(port), REQUEST)
+    assert (unloaded.ensemble_ready, unloaded.inference_error) == (False, "'m' is not ready")
+
+
+async def test_states_are_read_until_a_test_inference_succeeds(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    pod.columns = 2
+    async with listening(pod) as port:
+        for _ in range(3):
+            assert (await connections.probe("uid", endpoint(port), REQUEST)).mismatch
+    assert pod.calls["RepositoryIndex"] == 3
 
 
 async def test_a_pod_that_is_gone_keeps_no_connection(connections: ProbeConnections) -> None:
@@ -214,6 +259,17 @@ async def test_outputs_that_seem_wrong_are_checked_against_the_present_config(
             assert (await connections.probe("uid", endpoint(port), REQUEST)).mismatch
             assert pod.calls["ModelConfig"] == configs
     assert pod.calls["ModelInfer"] == 4
+
+
+async def test_models_that_no_test_inference_runs_are_reported_in_time() -> None:
+    now, pod, found = 0.0, FakePod(), list[int]()
+    connections = ProbeConnections(clock=lambda: now)
+    async with listening(pod) as port:
+        await connections.probe("uid", endpoint(port), REQUEST)
+        pod.models = ["m", "n"]
+        for now in (CONFIG_SECONDS - 1, CONFIG_SECONDS):  # noqa: B007 - the clock reads it
+            found.append(len((await connections.probe("uid", endpoint(port), REQUEST)).models))
+    assert found == [1, 2]
 
 
 async def test_a_config_is_read_again_in_time() -> None:

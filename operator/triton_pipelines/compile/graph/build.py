@@ -26,6 +26,7 @@ from .graph import Graph, Role, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
 from .padding_choice import TokenReader, choose_padding
+from .pooled_outputs import with_pooled_outputs
 from .postprocess_step import postprocess_read, postprocess_step
 from .ragged_eligibility import RaggedRejections, pads
 from .repeated_steps import repeated_steps, tokenizer_names
@@ -86,7 +87,7 @@ def build(
     graph = _graph(pipeline, steps, auxiliary, padding)
     if graph.entry is not None:
         return with_entry_point(graph)
-    return with_ensemble(graph, spec, tokenizer_batch)
+    return with_pooled_outputs(with_ensemble(graph, spec, tokenizer_batch))
 
 
 def _graph(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.client import Client
@@ -15,13 +16,16 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Fetch
 
+_SCHEME: Final = "configmap://"
+
 
 def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
     """Return the ConfigMap sources of every model, which do not depend on operator options."""
+    # Most specs have none, and the graph takes longer to build than this takes to find out.
+    if _SCHEME not in pipeline.spec.model_dump_json():
+        return []
     return [
-        item
-        for item in build(pipeline, Options()).fetches
-        if item.source.uri.startswith("configmap://")
+        item for item in build(pipeline, Options()).fetches if item.source.uri.startswith(_SCHEME)
     ]
 
 
@@ -33,7 +37,7 @@ async def read_sources(
     missing: dict[str, str] = {}
     for item in sources:
         step, uri = item.key, item.source.uri
-        name, _, data_key = uri.removeprefix("configmap://").partition("/")
+        name, _, data_key = uri.removeprefix(_SCHEME).partition("/")
         try:
             found = await client.get(CONFIG_MAPS, namespace, name)
         except NotFound:

@@ -41,7 +41,10 @@ def count_new_mismatches(snapshot: Snapshot) -> tuple[Snapshot, tuple[str, ...]]
         for uid, probe in snapshot.probes.items()
         if probe.mismatch and probe.mismatch not in known
     }
-    was_probed = any(probe.inference_error is not None for probe in snapshot.probes.values())
+    was_probed = any(
+        probe.inference_error is not None and not probe.is_reported
+        for probe in snapshot.probes.values()
+    )
     # Until a pod has answered, the recorded mismatches hold: recreated pods alone change nothing.
     found = (
         {probe.mismatch for probe in snapshot.probes.values() if probe.mismatch in known} - {""}

@@ -22,6 +22,7 @@ from triton_pipelines.triton.tls import TlsIdentity
 from .actions import soonest
 from .compiled_pipeline import CompiledPipeline
 from .probe_slots import SLOT_SECONDS, ProbeSlots
+from .reported_probes import reported_probes
 from .snapshot import Pod, Probe, Snapshot
 from .tls_trust import NO_TLS, TlsTrust
 
@@ -114,6 +115,7 @@ class PodProbes:
 
         Only pods that run the effective spec are probed: other revisions may have other model names
         and inputs. Their last result stays, as does that of a pod whose probe has not ended yet.
+        Before the first probe of this process, it is what the status reports.
 
         Returns:
             The seconds until the next pod is due; ``None`` if the end of a probe comes first.
@@ -163,7 +165,9 @@ class PodProbes:
             state.desired if state.generation == snapshot.generation else "",
         }
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
-        known, hangs = self._results.setdefault(key, {}), self._hangs.setdefault(key, {})
+        if key not in self._results:
+            self._results[key] = reported_probes(snapshot)
+        known, hangs = self._results[key], self._hangs.setdefault(key, {})
         tasks = self._running.get(key, {})
         for uid in (known.keys() | tasks.keys()) - running.keys():
             known.pop(uid, None)
@@ -253,7 +257,9 @@ def due_in(
 
 
 def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
-    """Return whether no probe tells if a pod serves: it is new, or has become ready since.
+    """Return whether no probe tells if a pod serves.
+
+    It is new, has become ready since, or has not been probed since the operator started.
 
     Args:
         pod: The pod.
@@ -263,4 +269,8 @@ def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
     is_unverified = (
         last is not None and runs_inference and last.inference_error is None and not last.error
     )
-    return last is None or (pod.ready and (is_unverified or not last.ensemble_ready))
+    return (
+        last is None
+        or (last.is_reported and not last.misses)
+        or (pod.ready and (is_unverified or not last.ensemble_ready))
+    )

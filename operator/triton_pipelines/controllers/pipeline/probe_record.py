@@ -81,6 +81,9 @@ class Probe:
 
     Without it, a failing probe may only show that the model is slow or rejects the example.
     """
+    is_reported: bool = False
+    """Whether this result is what the status reports: the pod was healthy before the operator
+    started, and has not responded to it yet."""
 
     @property
     def is_healthy(self) -> bool:

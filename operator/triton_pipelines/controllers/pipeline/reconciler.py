@@ -165,7 +165,7 @@ class Reconciler:
             return Result()
         if (repeated := await self._settled.repeat(key)) is not None:
             return repeated
-        inputs = self._settled.inputs(key)
+        published = self._settled.published(key)
         spec = await self._compiler.read(key, raw)
         snapshot = await self._observe(key, raw, spec.sources)
         snapshot = await self._tls.observe(key, spec.pipeline, snapshot, self.clock())
@@ -173,6 +173,7 @@ class Reconciler:
         await self._compiler.compile_last_good(key, snapshot, compiled)
         acted = self.resolver.effective_spec(snapshot, compiled)
         snapshot, probe_after = await self._probe(key, snapshot, acted)
+        inputs = published, self._settled.observed(key)
         decided = self._decide(key, snapshot, compiled)
         try:
             await self._carry_out(key, snapshot, decided)

@@ -32,8 +32,8 @@ _NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
 class Settled:
     """The last iteration of a pipeline, if it had nothing to do."""
 
-    inputs: object
-    """Its inputs: :meth:`SettledPipelines.inputs`."""
+    inputs: tuple[object, object]
+    """:meth:`SettledPipelines.published` and :meth:`SettledPipelines.observed`."""
     acted: tuple[Snapshot, CompiledPipeline] | None
     """What its pods are probed with; ``None`` without an effective spec."""
     until: dt.datetime
@@ -51,8 +51,8 @@ class SettledPipelines:
     """Returns the current time in UTC."""
     _settled: dict[Key, Settled] = field(default_factory=dict)
 
-    def inputs(self, key: Key) -> object:
-        """Return all that a plan depends on besides the time, for comparison."""
+    def published(self, key: Key) -> object:
+        """Return what an iteration reads at its start, for comparison: objects and handover."""
         published = self.handover
         return (
             self.store.state_of(key),
@@ -60,8 +60,16 @@ class SettledPipelines:
             published.view(key),
             published.latencies.get(key),
             published.monitoring.get(key),
-            dict(published.resize_rejections.get(key, {})),
-            dict(published.replica_sets.get(key, {})),
+        )
+
+    def observed(self, key: Key) -> object:
+        """Return what an iteration finds out before it plans, for comparison.
+
+        With :meth:`published`, it is all that a plan depends on besides the time.
+        """
+        return (
+            dict(self.handover.resize_rejections.get(key, {})),
+            dict(self.handover.replica_sets.get(key, {})),
             {uid: replace(probe, at=_NEVER) for uid, probe in self.probes.of(key).items()},
         )
 
@@ -90,20 +98,20 @@ class SettledPipelines:
     def keep(
         self,
         key: Key,
-        inputs: object,
+        inputs: tuple[object, object],
         decided: Plan,
         acted: tuple[Snapshot, CompiledPipeline] | None,
     ) -> None:
-        """Remember an iteration if it had nothing to do and nothing has changed since its start.
+        """Remember an iteration if it had nothing to do and its inputs have not changed since.
 
         Args:
             key: The pipeline's key.
-            inputs: The inputs at its start.
+            inputs: What was published at its start, and what it observed.
             decided: Its plan.
             acted: What its pods are probed with.
         """
         is_idle = decided.is_empty and not decided.events and not decided.action_events
-        if is_idle and inputs == self.inputs(key):
+        if is_idle and inputs == self._inputs(key):
             seconds = soonest(SETTLED_SECONDS, decided.requeue_after) or 0.0
             until = self.clock() + dt.timedelta(seconds=seconds)
             self._settled[key] = Settled(inputs, acted, until)
@@ -113,4 +121,7 @@ class SettledPipelines:
         self._settled.pop(key, None)
 
     def _holds(self, key: Key, settled: Settled) -> bool:
-        return self.clock() < settled.until and self.inputs(key) == settled.inputs
+        return self.clock() < settled.until and self._inputs(key) == settled.inputs
+
+    def _inputs(self, key: Key) -> tuple[object, object]:
+        return self.published(key), self.observed(key)

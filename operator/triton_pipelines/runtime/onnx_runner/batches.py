@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -82,14 +82,14 @@ def merge(arrays: Sequence[Array], pad: int | None) -> Array:
     """Rows of all requests in one array; with ``pad``, arrays [rows, tokens] of different length are filled up on the right."""
     if len(arrays) == 1:
         return arrays[0]
-    if pad is None or len({array.shape[1] for array in arrays}) == 1:
+    shapes = [array.shape for array in arrays]
+    if pad is None or len({shape[1] for shape in shapes}) == 1:
         return np.concatenate(arrays)
-    width = max(array.shape[1] for array in arrays)
-    merged = np.full((sum(len(array) for array in arrays), width), pad, dtype=arrays[0].dtype)
-    row = 0
-    for array in arrays:
-        merged[row : row + len(array), : array.shape[1]] = array
-        row += len(array)
+    merged = np.full((sum([shape[0] for shape in shapes]), max([shape[1] for shape in shapes])), pad, dtype=arrays[0].dtype)
+    end = 0
+    for array, (rows, width) in zip(arrays, shapes, strict=True):
+        merged[end : end + rows, :width] = array
+        end += rows
     return merged
 
 
@@ -110,6 +110,7 @@ class BatchRunner:
         run_cost: fixed cost of a run, in tokens; may be set later.
         warn: told in words when requests will not share runs.
         exact: whether the same product is rounded alike in every shape, as on a CPU.
+        pooled: outputs of which nobody reads what stands at padding that a request brings; it may be 0 then.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class BatchRunner:
         run_cost: int,
         warn: Callable[[str], None],
         exact: bool = True,
+        pooled: Collection[str] = (),
     ) -> None:
         self._run = run
         self._exact = exact
@@ -129,6 +131,8 @@ class BatchRunner:
         self._tokens = frozenset(pads)
         self._combine = combine
         self._split = False  # whether rows of one request may go apart
+        self._pooled = frozenset(pooled)
+        self._sorts_rows = False  # whether they may also be computed without the padding between them
         self.run_cost = run_cost
         self._warn = warn
         self._length_axes: list[list[int]] = [[] for _ in outputs]
@@ -167,6 +171,8 @@ class BatchRunner:
                 self._pads = {}
                 self._warn(f"requests of different lengths will not share runs: padding a row changes its {name}, so the graph ignores its mask")
                 return
+        columns = zip(self._outputs, self._length_axes, strict=True)
+        self._sorts_rows = self._split and all(not axes or (axes == [1] and name in self._pooled) for name, axes in columns)
 
     def _same(self, alone: Array, padded: Array) -> bool:
         """Whether two answers differ by rounding at most."""
@@ -215,14 +221,67 @@ class BatchRunner:
 
     def answer(self, feeds: list[Feed]) -> list[dict[str, Array] | Exception]:
         """Outputs of every request, or the error of the ones that failed, in order."""
-        answers: list[Any] = [None] * len(feeds)
         lengths = [self._length(feed) for feed in feeds]
+        own = [self._row_lengths(feed, length) for feed, length in zip(feeds, lengths, strict=True)] if self._sorts_rows else []
+        padding = sum([len(rows) * max(rows) - sum(rows) for rows in own if rows])
+        if padding <= self.run_cost:
+            return self._answers(feeds, lengths)  # less than what a further run costs
+        pieces: list[Feed] = []
+        ends: list[int | None] = []
+        for feed, length, rows in zip(feeds, lengths, own, strict=True):
+            # Views, of which a run copies what it needs.
+            pieces += [
+                {name: array[row : row + 1, :end] if name in self._pads else array[row : row + 1] for name, array in feed.items()}
+                for row, end in enumerate(rows)
+            ] or [feed]
+            ends += rows or [length]
+        found = iter(self._answers(pieces, ends))
+        return [self._joined(feed, rows, [next(found) for _ in rows]) if rows else next(found) for feed, rows in zip(feeds, own, strict=True)]
+
+    def _row_lengths(self, feed: Feed, length: int | None) -> list[int]:
+        """Every row's own length, where the request pads some; else nothing."""
+        if length is None or _rows(feed) == 1:
+            return []
+        tokens = np.zeros((_rows(feed), length), np.bool_)
+        for name, pad in self._pads.items():
+            tokens |= feed[name] != pad
+        # A row of nothing but padding stays as long as it is: without a mask it may depend on its length.
+        lengths: list[int] = (length - tokens[:, ::-1].argmax(axis=1)).tolist()
+        return lengths if min(lengths) < length else []
+
+    def _joined(self, feed: Feed, lengths: Sequence[int], answers: Sequence[dict[str, Array] | Exception]) -> dict[str, Array] | Exception:
+        """The outputs of a request from those of its rows, or the error of one of them."""
+        found: list[dict[str, Array]] = []
+        for answer in answers:
+            if isinstance(answer, Exception):
+                return answer
+            found.append(answer)
+        width = next(feed[name].shape[1] for name in self._pads)
+        joined = {}
+        for name, axes in zip(self._outputs, self._length_axes, strict=True):
+            rows = [answer[name] for answer in found]
+            leading = 1 + len(axes)  # the axis of rows, and that of tokens
+            rest = rows[0].shape[leading:]
+            if any(row.shape != (1, length)[:leading] + rest for row, length in zip(rows, lengths, strict=True)):
+                return self._answers([feed], [None])[0]  # long rows do otherwise than the sample
+            if not axes:
+                joined[name] = np.concatenate(rows)
+                continue
+            output = joined[name] = np.empty((len(rows), width, *rest), rows[0].dtype)
+            for place, row, length in zip(output, rows, lengths, strict=True):
+                place[:length] = row[0]
+                place[length:] = 0
+        return joined
+
+    def _answers(self, feeds: list[Feed], lengths: Sequence[int | None]) -> list[dict[str, Array] | Exception]:
+        """Answers of requests of these lengths, whose rows stay together."""
+        answers: list[Any] = [None] * len(feeds)
         for members in self._runs(feeds, lengths):
             try:
                 results: list[Any] = self._together([feeds[i] for i in members], [lengths[i] for i in members])
             except Exception as error:
                 # One request may have made the run fail: only that one may suffer.
-                results = [error] if len(members) == 1 else [self.answer([feeds[i]])[0] for i in members]
+                results = [error] if len(members) == 1 else [self._answers([feeds[i]], [lengths[i]])[0] for i in members]
             for i, result in zip(members, results, strict=True):
                 answers[i] = result
         return answers

@@ -6,6 +6,7 @@ Configuration (``parameters`` of config.pbtxt; tensor names, data types and dims
     tritonpipe.run_cost_tokens   fixed cost of a run, in tokens computed (default: measured on sample input while loading)
     tritonpipe.pad_inputs        JSON: input name -> pad value, for inputs [rows, tokens] that may be padded so that requests of different length
                                  share a run; absent: only requests of equal shape share one
+    tritonpipe.pooled_outputs    JSON list of outputs [rows, tokens, ..] of which nobody reads what stands at padding
 
 With max_batch_size 0 every request is a run of its own, with the dims as they are. An input that the config calls optional must have a default in the
 graph (an initializer of its name), which counts where a request leaves it out.
@@ -14,8 +15,9 @@ Requests of one call share runs where that is safe: where two different rows of 
 as alone. Those of a dynamically quantized graph do not: each request is a run of its own then, and a warning in the log says so. Padding is only
 used when the model has proven that a padded row gets the same answer as alone (a graph that ignores its mask does not). Output axes that follow the length are
 cut back to each request's own length. Requests are sorted by length and cut into the runs that compute the fewest padded tokens, each run counted
-with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. When a shared
-run fails, its requests run one by one, so that a bad one hurts only itself.
+with its fixed cost, measured while loading: padding never costs more than the runs it saves, however long one row among short ones is. Rows that requests
+pad themselves, with the pad values, are sorted in the same way, each by its own length, if all this padding costs more than a run and no output but
+pooled ones follows the length. When a shared run fails, its requests run one by one, so that a bad one hurts only itself.
 
 Where rows may share runs, tritonpipe.pad_inputs names the token inputs and the model took the sample input, no run of several rows computes more than 4096
 tokens, or 64 times its fixed cost where that is more, so that a full batch of long rows takes no more memory than a few of them. Every other request is
@@ -80,7 +82,14 @@ class TritonPythonModel:
         self._dtypes = {name: np.dtype(pb_utils.triton_string_to_numpy(tensor["data_type"])) for name, tensor in self._inputs.items()}
         self._optional = frozenset(name for name, tensor in self._inputs.items() if tensor.get("optional", False))
         self._runner = BatchRunner(
-            self._run, list(self._outputs), pads, self._batched, RUN_COST_TOKENS.get(kind, 8), pb_utils.Logger.log_warn, exact=kind != "GPU"
+            self._run,
+            list(self._outputs),
+            pads,
+            self._batched,
+            RUN_COST_TOKENS.get(kind, 8),
+            pb_utils.Logger.log_warn,
+            exact=kind != "GPU",
+            pooled=json.loads(parameters.get("tritonpipe.pooled_outputs", "[]")),
         )
         self._runner.check(self._sample)
         if "tritonpipe.run_cost_tokens" in parameters:

@@ -1,0 +1,109 @@
+"""Restart the operator over a pipeline that serves, while its pods do not respond in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.reconcilers import reconciler_of
+from tests.unit.reconcile.test_idle_pipelines import Place, running_probes
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.resources import PODS
+from triton_pipelines.controllers.pipeline.probe_record import MISSES_ALLOWED
+
+LATE = "no response before the deadline"
+
+
+@pytest.fixture
+async def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A settled pipeline with a new operator that has reconciled nothing yet."""
+    place = Place(monkeypatch)
+    await place.settle()
+    restart(place)
+    return place
+
+
+def restart(place: Place) -> None:
+    former = place.reconciler
+    place.reconciler = reconciler_of(
+        place.client, place.store, prober=place.probe, clock=former.clock
+    )
+    place.reconciler._probes.enqueue = place.enqueued.append
+
+
+def written(place: Place) -> tuple[int, int]:
+    return len(place.client.statuses), len(place.client.events)
+
+
+def ready(place: Place) -> Object:
+    conditions: list[Object] = place.client.statuses[-1]["conditions"]
+    return next(item for item in conditions if item["type"] == "Ready")
+
+
+async def test_a_first_probe_without_a_response_changes_nothing(place: Place) -> None:
+    before, place.error = written(place), LATE
+    await place.reconcile()
+    assert written(place) == before
+    place.error = ""
+    await place.reconcile(31.0)
+    assert written(place) == before
+    assert not place.probe_record.is_reported
+
+
+async def test_a_pod_that_stays_without_a_response_is_reported(place: Place) -> None:
+    before, place.error = written(place), LATE
+    for _ in range(MISSES_ALLOWED):
+        await place.reconcile(31.0)
+    assert written(place) == before
+    await place.reconcile(31.0)
+    assert ready(place)["status"] == "False"
+    assert LATE in ready(place)["message"]
+
+
+async def test_a_failed_test_inference_is_reported_at_once(place: Place) -> None:
+    place.fault = "output LABEL is missing"
+    await place.reconcile()
+    assert ready(place)["reason"] == "InferenceFailed"
+
+
+async def test_recorded_output_mismatches_hold_until_a_pod_responds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place(monkeypatch)
+    await place.settle()
+    place.mismatch = "output A is INT64, declared FP32"
+    await place.reconcile(31.0)
+    await place.reconcile(31.0)
+    assert "INT64" in str(place.client.statuses[-1]["warnings"])
+    restart(place)
+    before, place.error = written(place), LATE
+    await place.reconcile()
+    assert written(place) == before
+
+
+async def test_a_pod_that_the_status_does_not_report_gets_no_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place(monkeypatch)
+    await place.reconcile()
+    restart(place)
+    place.store.put(PODS, place.client.pod)
+    place.error = LATE
+    await place.reconcile()
+    assert LATE in ready(place)["message"]
+
+
+async def test_nothing_is_decided_before_the_first_probe_has_ended(place: Place) -> None:
+    plans, place.hang = place.plans, asyncio.Event()
+    assert (await place.reconcile()).outcome == "probing"
+    assert place.plans == plans
+    place.hang.set()
+    await asyncio.wait_for(asyncio.gather(*running_probes(place)), 5)
+
+
+async def test_a_restart_plans_once(place: Place) -> None:
+    plans = place.plans
+    for _ in range(3):
+        await place.reconcile(31.0)
+    assert place.plans == plans + 1
