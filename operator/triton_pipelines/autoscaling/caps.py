@@ -267,7 +267,7 @@ def _cpu_text(limits: PipelineLimits, budget: CpuBudget, step: StepLimits) -> st
         )
     return (
         f"only {max(0.0, budget.headroom):.1f} of {limits.cpu_limit:g} CPU cores are unused, "
-        f"but a busy instance needs {budget.cores[step.name]:.2g}"
+        f"and each busy instance needs {budget.cores[step.name]:.2g}"
     )
 
 

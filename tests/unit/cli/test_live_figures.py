@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_pods(tmp_path: Path) -> None:
         ("status", "b: returned HTTP status 503"),
         ("page", "b: has no nv_inference_* series"),
         ("none", "0 pods are ready"),
-        ("forbidden", "the API server returned 403 for pods/portforward"),
+        ("forbidden", "the API server returned status 403 for pods/portforward"),
     ],
 )
 def test_a_pod_that_cannot_be_read_leaves_the_figures_of_the_status(

@@ -129,7 +129,7 @@ def test_a_preflight_without_a_node_does_not_block(strategy: str) -> None:
         if event.reason == "PreflightSkipped"
     ]
     assert "the pod could not be scheduled for 300 s" in skipped
-    assert "short of cpu" in skipped
+    assert "no node has enough cpu" in skipped
 
 
 @pytest.mark.parametrize("lost", [DELETING, ENDED, REMOVED])

@@ -353,7 +353,7 @@ def test_a_replica_count_without_a_manager_came_through_the_scale_subresource() 
     assert reported(7, entry("kubectl-edit")) == "", (
         "whoever writes it by an edit is warned instead"
     )
-    assert reported(7, entry("keda", "scale")).startswith("keda scales")
+    assert reported(7, entry("keda", "scale")).startswith("keda sets spec.replicas")
 
 
 def test_budget_follows_the_number() -> None:

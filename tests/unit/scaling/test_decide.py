@@ -336,7 +336,7 @@ def test_cpu_bounds_growth_from_usage_and_limit() -> None:
         sample(Flow(rate=200, pending=2100, growth=420), usage=usage), 2, bounds=limits(cpu_limit=6)
     )
     assert done.steps[0].count == 5  # 0.95 * 6 less 0.5 of others
-    assert done.steps[0].figures.cap_reason.startswith("CPU: limit 6 cores")
+    assert done.steps[0].figures.cap_reason.startswith("only 3.2 of 6 CPU cores are unused")
     full = decided(
         sample(Flow(rate=500, pending=300, growth=20), usage=PodUsage(NOW, cpu_cores=5.6)),
         5,
@@ -395,7 +395,7 @@ def test_only_memory_takes_an_instance_away_and_one_at_a_time() -> None:
     seen = sample(Flow(rate=350), usage=PodUsage(NOW, memory_bytes=3900.0))
     done = decided(seen, 5, bounds=bounds)
     assert done.steps[0].count == 4
-    assert "removing one instance" in done.steps[0].reason
+    assert "so one instance is removed" in done.steps[0].reason
     assert (
         decided(seen, 5, bounds=bounds, state=remembered(5, last_change=NOW - 30)).steps[0].count
         == 5

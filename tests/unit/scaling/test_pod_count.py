@@ -116,7 +116,7 @@ def test_a_pod_is_added_once_counts_have_been_of_no_help_for_a_minute() -> None:
     assert run(remembered(1), FULL, 55).count == 1
     grown = run(remembered(1), FULL, 60)
     assert grown.count == 3
-    assert "TokenizerBound: tokenizer is at 4 in every pod (instances.max 4)" in grown.reason
+    assert "TokenizerBound: every pod has 4 tokenizer instances, and instances.max 4" in grown.reason
     assert grown.state.pressed_since is None, "the next addition waits a minute, too"
     assert (
         run(
@@ -193,7 +193,10 @@ def test_a_tenth_more_or_less_is_nothing() -> None:
 
 def test_what_is_under_way_comes_first() -> None:
     held = run(remembered(1), FULL, 120, blocked="instance counts are being changed")
-    assert (held.count, text_of(held)) == (1, "the load needs 3 pods; counts are changing")
+    assert (held.count, text_of(held)) == (
+        1,
+        "the load needs 3 pods; instance counts are being changed",
+    )
     waits = run(remembered(2), FULL, 120, ready=1)
     assert (waits.count, "waiting for the pods" in text_of(waits)) == (2, True)
 

@@ -111,7 +111,7 @@ def describe(
     plan.outputs = [chosen] if chosen is not None else usable
     others = [one.tensor.name for one in usable if chosen is not None and one is not chosen]
     plan.about_outputs.append(
-        "As the graph declares them."
+        "As declared in the graph."
         + (
             f" These outputs are not served, because they are not used: {', '.join(others)}."
             if others
