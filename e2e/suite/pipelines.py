@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from e2e.suite.kube import Kube, Object, wait_for
+from e2e.suite.kube import KINDS, Kube, Object, wait_for
 from triton_pipelines.api import names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +117,15 @@ class Pipeline:
     def patch(self, change: Mapping[str, Any]) -> Object:
         """Change the resource by JSON merge patch; returns it as stored."""
         return self.kube.patch(names.KIND, self.namespace, self.name, change)
+
+    def replace_spec(self, spec: Mapping[str, Any]) -> Object:
+        """Replace the whole spec, also fields that `spec` lacks; returns the resource as stored."""
+        path = KINDS[names.KIND].path(self.namespace, self.name)
+        change = [{"op": "replace", "path": "/spec", "value": spec}]
+        stored: Object = self.kube.request(
+            "PATCH", path, change, content_type="application/json-patch+json"
+        )
+        return stored
 
     def get(self) -> Object:
         """The resource."""

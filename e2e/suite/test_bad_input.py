@@ -1,4 +1,10 @@
-"""User errors and missing dependencies are named exactly and do not affect what serves."""
+"""User errors and missing dependencies are named exactly and do not affect what serves.
+
+Tests of edits share one pipeline that serves, since its pods take longer to start than an edit
+takes to fail.
+"""
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,12 +30,32 @@ def uids(pipeline: Pipeline) -> set[str]:
     return {item["metadata"]["uid"] for item in pipeline.pods()}
 
 
-def test_all_semantic_findings_at_once_and_the_running_version_untouched(
-    pipeline: Pipeline, reach: Reach
-) -> None:
+@pytest.fixture(scope="module")
+def running(kube: Kube, module_namespace: str) -> Pipeline:
+    """Return a pipeline that is Ready at least once."""
+    pipeline = Pipeline(kube, module_namespace, "sentiment")
     pipeline.apply(small("sentiment"))
-    good = pipeline.wait_ready()
-    before = uids(pipeline)
+    pipeline.wait_ready()
+    return pipeline
+
+
+@pytest.fixture
+def served(running: Pipeline) -> Iterator[Pipeline]:
+    """Return a pipeline that serves and has no other revision; its spec is restored at the end.
+
+    The same pods must serve all tests: no edit replaces them.
+    """
+    spec, pods = running.wait_ready()["spec"], uids(running)
+    yield running
+    running.replace_spec(spec)
+    running.wait_ready()
+    running.wait("the failed revision's pods are gone", lambda _: uids(running) == pods)
+
+
+def test_all_semantic_findings_at_once_and_the_running_version_untouched(
+    served: Pipeline, reach: Reach
+) -> None:
+    pipeline, good, before = served, served.get(), uids(served)
     deployed = pipeline.children("Deployment")[0]["metadata"]["generation"]
 
     pipeline.patch(
@@ -119,10 +145,9 @@ def test_a_source_that_appears_later_is_fetched(
 
 @pytest.mark.parametrize("how", ["wrong-sum", "corrupt-file"])
 def test_a_wrong_checksum_stalls_the_rollout_and_the_old_revision_serves(
-    pipeline: Pipeline, reach: Reach, how: str
+    served: Pipeline, reach: Reach, how: str
 ) -> None:
-    pipeline.apply(small("sentiment"))
-    good = pipeline.wait_ready()["status"]
+    pipeline, good = served, served.status()
     right = next(item["sha256"] for item in good["sources"] if item["step"] == "model")
     if how == "wrong-sum":
         source = {"uri": "s3://models/sentiment/model.onnx", "sha256": "0" * 64}
@@ -139,9 +164,8 @@ def test_a_wrong_checksum_stalls_the_rollout_and_the_old_revision_serves(
     serves(pipeline, reach)
 
 
-def test_a_model_that_does_not_fit_shows_both_sides(pipeline: Pipeline, reach: Reach) -> None:
-    pipeline.apply(small("sentiment"))
-    good = pipeline.wait_ready()["status"]
+def test_a_model_that_does_not_fit_shows_both_sides(served: Pipeline, reach: Reach) -> None:
+    pipeline, good = served, served.status()
     outputs = [{"name": "scores", "dataType": "FP32", "dims": [3]}]
     pipeline.patch(
         {
@@ -160,9 +184,8 @@ def test_a_model_that_does_not_fit_shows_both_sides(pipeline: Pipeline, reach: R
     serves(pipeline, reach)
 
 
-def test_an_image_that_cannot_be_pulled_is_named(pipeline: Pipeline, reach: Reach) -> None:
-    pipeline.apply(small("sentiment"))
-    pipeline.wait_ready()
+def test_an_image_that_cannot_be_pulled_is_named(served: Pipeline, reach: Reach) -> None:
+    pipeline = served
     image = "registry.invalid/nobody/tritonserver:24.10"
     pipeline.patch({"spec": {"server": {"image": image}}})
     reported = pipeline.wait_condition("Ready", "False", "ImageUnavailable")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from google.protobuf import text_format
 
+from tests.support import libyaml
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Graph, Options, build
 from triton_pipelines.compile.render.config_patch import patch
@@ -101,7 +101,7 @@ def imported(
         image=image,
     )
     text = draft.text()
-    document = yaml.safe_load(text)
+    document = libyaml.load(text)
     assert document == draft.document
     return Imported(text, document, tuple(report.notes))
 

@@ -38,9 +38,9 @@ def result(patch: dict[str, Any], gain: int = 31) -> dict[str, Any]:
 
 def world_of(**spec: Any) -> Tuning:
     """A plan, which Auto's rule pads to maxLength, and which serves."""
-    world = Tuning(builders.document(**{"model": PLAN, "slo": SLO, **spec}), rendered=RENDERED)
-    world.settle()
-    return world
+    return Tuning(
+        builders.document(**{"model": PLAN, "slo": SLO, **spec}), rendered=RENDERED
+    ).started()
 
 
 def run(world: Tuning, patch: dict[str, Any], request: str = "monday", gain: int = 31) -> Tuning:

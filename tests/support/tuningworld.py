@@ -142,8 +142,7 @@ class Tuning(World):
 
 def asked(request: str | None = "2026-01-01", **spec: Any) -> Tuning:
     """A pipeline that serves and has a latency to keep, and then a request."""
-    world = Tuning(builders.document(**{"slo": SLO, **spec}), rendered=RENDERED)
-    world.settle()
+    world = Tuning(builders.document(**{"slo": SLO, **spec}), rendered=RENDERED).started()
     if request is not None:
         world.change(tuning={"request": request})
         world.step()

@@ -6,6 +6,7 @@ that kubectl wait, Helm, Flux and Argo CD work unchanged.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -164,6 +165,8 @@ KIND_OF: Mapping[Reason, ReasonKind] = {
 }
 
 MESSAGE_MAX = 4096
+# How far the clocks of two operator processes may differ.
+CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +188,8 @@ def merge(
 ) -> list[dict[str, Any]]:
     """Return the conditions to write.
 
-    ``lastTransitionTime`` changes only with the status value. Abnormal-true conditions that are not
-    true are left out.
+    ``lastTransitionTime`` changes only with the status value, and if it is in the future, as only
+    other field managers report it. Abnormal-true conditions that are not true are left out.
 
     Args:
         previous: ``status.conditions`` as observed.
@@ -208,9 +211,17 @@ def merge(
                 "reason": condition.reason.value,
                 "message": condition.message[:MESSAGE_MAX],
                 "observedGeneration": generation,
-                "lastTransitionTime": old.get("lastTransitionTime", now)
-                if old.get("status") == status
-                else now,
+                "lastTransitionTime": _transition(old, now) if old.get("status") == status else now,
             }
         )
     return result
+
+
+def _transition(condition: Mapping[str, Any], now: str) -> str:
+    """Return when a condition got its status: as it reports, unless that is not a past time."""
+    reported = str(condition.get("lastTransitionTime") or "")
+    try:
+        ahead = dt.datetime.fromisoformat(reported) - dt.datetime.fromisoformat(now)
+    except (ValueError, TypeError, OverflowError):
+        return now
+    return now if ahead > CLOCK_SKEW else reported

@@ -265,6 +265,7 @@ class Client:
         operations: Sequence[Object],
         *,
         manager: str = names.MANAGER_CHILDREN,
+        subresource: str | None = None,
     ) -> Object:
         """Send a JSON patch. Not repeated once it may have reached the server.
 
@@ -274,9 +275,9 @@ class Client:
             Invalid: an operation failed, such as a ``test``.
         """
         query = {"fieldManager": manager}
-        path = resource.path(namespace, name)
+        path = resource.path(namespace, name, subresource)
         return await self._send(
-            "patch",
+            f"patch {subresource}" if subresource else "patch",
             "PATCH",
             resource,
             path,

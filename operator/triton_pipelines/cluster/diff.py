@@ -171,15 +171,22 @@ def _is_identical(live: Any, desired: Any) -> bool:
 
     Most parts of most objects are, and this takes a tenth of the time of a comparison with paths.
     """
-    if type(live) is not type(desired):
+    # Python's comparison is faster, but to it 1, 1.0 and True are equal.
+    return bool(live == desired) and _has_same_types(live, desired)
+
+
+def _has_same_types(live: Any, desired: Any) -> bool:
+    """Return whether two values that are equal to Python are of the same types throughout."""
+    kind = type(desired)
+    if type(live) is not kind:
         return False
-    if isinstance(desired, dict):
-        return len(live) == len(desired) and all(
-            key in live and _is_identical(live[key], value) for key, value in desired.items()
+    if kind is dict:
+        # Nothing but a string equals a string, and most values are strings.
+        return all(
+            type(value) is str or _has_same_types(live[key], value)
+            for key, value in desired.items()
         )
-    if isinstance(desired, list):
-        return len(live) == len(desired) and all(map(_is_identical, live, desired))
-    return bool(live == desired)
+    return kind is not list or all(map(_has_same_types, live, desired))
 
 
 def _compare(

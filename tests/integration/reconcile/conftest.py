@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
 from tests.support.operators import make_namespace
+from tests.support.tenants import Place
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
 
@@ -58,3 +61,13 @@ async def proxy(control_plane: ControlPlane) -> AsyncIterator[FaultProxy]:
 async def namespace(admin: Client, request: pytest.FixtureRequest) -> str:
     """A namespace of the test's own there."""
     return await make_namespace(admin, _name(request))
+
+
+@pytest.fixture
+async def place(bare: Client, bare_proxy: FaultProxy, tmp_path: Path) -> Place:
+    """Namespaces of an attacker and of another team."""
+    hostile, other = [
+        await make_namespace(bare, f"{kind}-{uuid.uuid4().hex[:12]}")
+        for kind in ("hostile", "other")
+    ]
+    return Place(bare, bare_proxy, hostile, other, tmp_path)

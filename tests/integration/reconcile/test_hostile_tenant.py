@@ -7,21 +7,15 @@ the pipeline of another namespace must still be reconciled.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import uuid
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support import builders
-from tests.support.faultproxy import FaultProxy
-from tests.support.operators import Running, apply_any, eventually, make_namespace, operator, patch
+from tests.support.operators import eventually, patch
+from tests.support.tenants import Place, Tenants
 from triton_pipelines.api import names
-from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.errors import Invalid
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -35,68 +29,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 LARGE = "x" * 900_000
-
-
-class Tenants:
-    """The namespace of the attacker with a pipeline ``p``, and another one."""
-
-    def __init__(self, admin: Client, running: Running, hostile: str, other: str) -> None:
-        self.admin, self.running, self.hostile, self.other = admin, running, hostile, other
-
-    async def create(self, namespace: str, name: str) -> None:
-        document = builders.document(name=name, namespace=namespace)
-        document["metadata"].pop("uid")
-        await apply_any(self.admin, INFERENCE_PIPELINES, document)
-
-    async def is_applied(self, namespace: str, name: str) -> bool:
-        return bool(await self.admin.get(DEPLOYMENTS, namespace, name))
-
-    async def others_are_served(self, name: str) -> None:
-        """Assert that another namespace is reconciled, and that the process lives."""
-        await self.create(self.other, name)
-        await eventually(f"{name} is applied", lambda: self.is_applied(self.other, name))
-        async with httpx.AsyncClient(timeout=30) as probes:
-            url = f"http://127.0.0.1:{self.running.config.liveness_port}/healthz"
-            assert (await probes.get(url)).status_code == 200
-
-    async def condition(self, kind: str) -> Object:
-        found = await self.admin.get(INFERENCE_PIPELINES, self.hostile, "p")
-        conditions = (found.get("status") or {}).get("conditions", ())
-        return next((item for item in conditions if item["type"] == kind), {})
-
-    def errors(self) -> float:
-        """Return the number of reconciles that ended with an unexpected error."""
-        counts = self.running.samples("reconciles_total")
-        return sum(count for labels, count in counts.items() if ("outcome", "bug") in labels)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the attacks happen."""
-
-    admin: Client
-    proxy: FaultProxy
-    hostile: str
-    other: str
-    folder: Path
-
-    @contextlib.asynccontextmanager
-    async def tenants(self) -> AsyncIterator[Tenants]:
-        """Run the operator, with the first objects of the attacker's pipeline."""
-        async with operator(self.proxy, self.folder, self.hostile, self.other) as running:
-            made = Tenants(self.admin, running, self.hostile, self.other)
-            await made.create(self.hostile, "p")
-            await eventually("the first objects", lambda: made.is_applied(self.hostile, "p"))
-            yield made
-
-
-@pytest.fixture
-async def place(bare: Client, bare_proxy: FaultProxy, tmp_path: Path) -> Place:
-    hostile, other = [
-        await make_namespace(bare, f"{kind}-{uuid.uuid4().hex[:12]}")
-        for kind in ("hostile", "other")
-    ]
-    return Place(bare, bare_proxy, hostile, other, tmp_path)
 
 
 GARBAGE = {
@@ -192,27 +124,144 @@ def owner_of(pipeline: Object) -> Object:
     }
 
 
+FUTURE = "9999-12-31T23:59:59Z"
+MANY = 10**9
+REVISION = "f" * 10
+
+
+def forged_condition(kind: str) -> Object:
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "Forged",
+        "message": "forged",
+        "observedGeneration": 2**53,
+        "lastTransitionTime": FUTURE,
+    }
+
+
+def traces(status: Object) -> set[str]:
+    """Return which forged values are in a status."""
+    text = json.dumps(status).lower()
+    return {
+        item for item in ("forged", FUTURE.lower(), str(MANY), str(2**53), REVISION) if item in text
+    }
+
+
 STATUSES: dict[str, Object] = {
     "empty": {"conditions": [], "steps": [], "warnings": []},
+    "absurd values": {
+        "observedGeneration": 2**53,
+        "revision": REVISION,
+        "servingRevision": REVISION,
+        "replicas": MANY,
+        "readyReplicas": MANY,
+        "updatedReplicas": MANY,
+        "selector": "forged",
+        "endpoints": dict.fromkeys(("http", "grpc", "metrics"), "http://forged"),
+        "tokenizer": {"instances": MANY, "desiredInstances": MANY, "summary": "forged"},
+        "conditions": [
+            forged_condition(kind) for kind in ("Ready", "Available", "Stalled", "ModelsReady")
+        ],
+        "steps": [
+            {
+                "name": name,
+                "modelName": "forged",
+                "role": "forged",
+                **dict.fromkeys(("readyPods", "pods", "instances", "desiredInstances"), MANY),
+            }
+            for name in ("tokenizer", "model", "forged")
+        ],
+    },
+    "full lists": {
+        "conditions": [forged_condition(f"Forged{number}") for number in range(16)],
+        "steps": [
+            {"name": f"forged-{number}", "modelName": "forged", "role": "forged"}
+            for number in range(64)
+        ],
+        "sources": [{"step": f"forged-{number}", "uri": "s3://forged"} for number in range(64)],
+        "warnings": [{"path": "forged", "message": "forged"} for _ in range(20)],
+    },
+    "results that never were": {
+        "scaling": {
+            "bottleneck": "forged",
+            "mode": "forged",
+            "lastScaleTime": FUTURE,
+            "figuresTime": FUTURE,
+            "history": [
+                {"time": FUTURE, "step": "model", "from": 1, "to": MANY, "reason": "forged"}
+            ]
+            * 5,
+            "figures": [
+                {"step": f"forged-{number}", "requestsPerSecond": MANY} for number in range(64)
+            ],
+        },
+        "tuning": {"request": "forged", "state": "Running", "startTime": FUTURE},
+    },
 }
 
 
 @pytest.mark.parametrize("kind", STATUSES)
 async def test_a_forged_status_is_corrected(place: Place, kind: str) -> None:
+    """Who may write the status cannot deceive the operator, nor its users for long."""
     async with place.tenants() as tenants:
 
         async def has_status() -> bool:
             return bool(await tenants.condition("Ready"))
 
         await eventually("a status", has_status)
+        before = await applied(tenants)
         body = {"status": STATUSES[kind]}
         await patch(tenants.admin, INFERENCE_PIPELINES, tenants.hostile, "p", body, "status")
 
         async def is_corrected() -> bool:
-            ready = await tenants.condition("Ready")
-            return bool(ready) and ready["reason"] != "Forged"
+            found = await tenants.admin.get(INFERENCE_PIPELINES, tenants.hostile, "p")
+            return "Ready" in str(found["status"]) and traces(found["status"]) == set()
 
         await eventually("correction", is_corrected)
-        await tenants.others_are_served(f"after-{kind}")
+        await tenants.others_are_served(f"after-{kind.replace(' ', '-')}")
+        assert await applied(tenants) == before
         assert tenants.errors() == 0
         assert tenants.running.samples("pipeline_pods")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"replicas": "many"},
+        {"replicas": 2**31},
+        {"conditions": {"Ready": True}},
+        {"conditions": [forged_condition(f"Forged{number}") for number in range(17)]},
+        {"revision": "x" * 513},
+        {"steps": [{"name": ["tokenizer"]}]},
+        {"scaling": [1]},
+        {"observedGeneration": 1e300},
+    ],
+)
+async def test_a_status_of_wrong_types_or_sizes_is_rejected(place: Place, status: Object) -> None:
+    async with place.tenants() as tenants:
+        with pytest.raises(Invalid):
+            await patch(
+                tenants.admin,
+                INFERENCE_PIPELINES,
+                tenants.hostile,
+                "p",
+                {"status": status},
+                "status",
+            )
+
+
+async def applied(tenants: Tenants) -> dict[str, Object]:
+    """Return what the operator has written for the attacker's pipeline, by kind and name.
+
+    Of the live ConfigMap, only the counts: it also records what was reported.
+    """
+    found = {}
+    for resource in (DEPLOYMENTS, CONFIG_MAPS):
+        listed = await tenants.admin.list(resource, tenants.hostile)
+        found |= {
+            f"{resource.kind} {item['metadata']['name']}": item.get("spec") or item.get("data")
+            for item in listed.items
+        }
+    live = f"{CONFIG_MAPS.kind} {names.live_name('p')}"
+    return {**found, live: found[live].get(names.KEY_COUNTS)}

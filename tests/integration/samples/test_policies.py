@@ -13,7 +13,8 @@ from e2e.local import api
 from hack import chart
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.api import names
+from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES
 
 pytestmark = pytest.mark.integration
 FOLDER = chart.MANIFESTS / "policies"
@@ -89,6 +90,8 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("images.yaml", {"server": {"args": ["--log-verbose=1"]}}, "args and spec.server.env"),
     ("images.yaml", {"server": {"env": [{"name": "A", "value": "b"}]}}, "args and spec.server.env"),
 ]
+RECORDS = "records.yaml"
+OPERATOR = "system:serviceaccount:triton-pipelines:triton-pipelines"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +112,14 @@ def admin(api_server: ControlPlane) -> Iterator[httpx.Client]:
             paths, (item for items in POLICIES.values() for item in items), strict=True
         ):
             api.apply(client, path, item)
+        api.wait_for(
+            f"{RECORDS} is enforced",
+            lambda: not written(client, RESTRICTED, "an-author", record("probe")).is_success,
+            READY_SECONDS,
+        )
         for file in LISTED:
+            if file == RECORDS:
+                continue
             spec = next(spec for name, spec, _ in REJECTED if name == file)
             # The API server reads policies with a delay.
             api.wait_for(
@@ -132,7 +142,7 @@ def created(client: httpx.Client, namespace: str, spec: dict[str, Any]) -> httpx
 
 def test_every_policy_is_installed_and_tested() -> None:
     files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    assert files == set(LISTED) == {name for name, _, _ in REJECTED}
+    assert files == set(LISTED) == {RECORDS, *(name for name, _, _ in REJECTED)}
 
 
 @pytest.mark.parametrize(("file", "spec", "words"), REJECTED)
@@ -158,3 +168,35 @@ def test_a_policy_rejects_and_only_where_it_is_bound(
 def test_ordinary_pipelines_are_accepted(admin: httpx.Client, spec: dict[str, Any]) -> None:
     answer = created(admin, RESTRICTED, spec)
     assert answer.is_success, answer.text
+
+
+def record(name: str, **labels: str) -> dict[str, Any]:
+    """A ConfigMap of a revision, as the operator writes it."""
+    metadata = {"name": name, "labels": {**names.labels("p"), **labels}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "b"}}
+
+
+def written(
+    client: httpx.Client, namespace: str, user: str, body: dict[str, Any], method: str = "POST"
+) -> httpx.Response:
+    """Send a ConfigMap as a user with all permissions."""
+    name = body["metadata"]["name"] if method != "POST" else None
+    headers = {"Impersonate-User": user, "Impersonate-Group": "system:masters"}
+    sent = body if method != "DELETE" else None
+    return client.request(method, CONFIG_MAPS.path(namespace, name), json=sent, headers=headers)
+
+
+def test_authors_do_not_write_the_records_of_pipelines(admin: httpx.Client) -> None:
+    """Otherwise the files and pod templates in them would bypass the other policies."""
+    assert written(admin, RESTRICTED, OPERATOR, record("real")).status_code == 201
+    forged = {**record("real"), "data": {"a": "forged"}}
+    unlabeled = {**forged, "metadata": {"name": "real"}}
+    for method, body in (("POST", record("other")), ("PUT", forged), ("PUT", unlabeled)):
+        answer = written(admin, RESTRICTED, "an-author", body, method)
+        assert answer.status_code == 422, answer.text
+        assert "only the operator writes" in answer.json()["message"]
+    assert written(admin, RESTRICTED, OPERATOR, forged, "PUT").is_success
+    assert written(admin, RESTRICTED, "an-author", forged, "DELETE").is_success
+    own = {**record("own"), "metadata": {"name": "own"}}
+    assert written(admin, RESTRICTED, "an-author", own).status_code == 201, "a source of a model"
+    assert written(admin, FREE, "an-author", record("real")).status_code == 201

@@ -30,7 +30,7 @@ def settled(**spec: Any) -> World:
     return World(
         builders.document(**builders.merge({"tokenizer": {"instances": RANGE}}, spec)),
         rendered=RENDERED,
-    ).settle()
+    ).started()
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loo
     other["metadata"]["generation"] = 1
     loop.flow(50.0, service=0.010)
     await loop.tick()
-    spoilt = World(other).settle()
+    spoilt = World(other).started()
     loop.cache()
     broken = spoilt.document
     broken["metadata"]["annotations"] = "none"
@@ -150,7 +150,7 @@ def test_nothing_that_a_collector_says_ends_the_loop(
     """Counts stay within their bounds, and the next tick comes."""
     loop = loop_of(
         monkeypatch,
-        World(builders.document(tokenizer={"instances": RANGE}), rendered=RENDERED).settle()
+        World(builders.document(tokenizer={"instances": RANGE}), rendered=RENDERED).started()
         if not WORLDS
         else WORLDS[0],
     )

@@ -33,7 +33,7 @@ BUSY: dict[str, Any] = {"rate": 95.0, "service": 0.010, "pending": 100.0, "growt
 def scaled(**spec: Any) -> World:
     """With CPU that bounds nothing."""
     free = {"tokenizer": {"instances": RANGE}, "server": {"resources": {"limits": {"cpu": "64"}}}}
-    return World(builders.document(**builders.merge(free, spec)), rendered=RENDERED).settle()
+    return World(builders.document(**builders.merge(free, spec)), rendered=RENDERED).started()
 
 
 async def busy(loop: Loop, seconds: float, load: float) -> None:

@@ -35,7 +35,7 @@ async def test_the_padding_that_was_measured(monkeypatch: pytest.MonkeyPatch) ->
     document = builders.document(
         model={"platform": "tensorrt_plan"}, tokenizer={"instances": RANGE}
     )
-    loop = loop_of(monkeypatch, World(document).settle())
+    loop = loop_of(monkeypatch, World(document).started())
     loop.flow(1.0, service=0.010)
     await loop.tick()
     assert seen(loop) == ("Fixed", (), None)
@@ -63,7 +63,7 @@ async def test_the_padding_that_is_left_where_the_loader_refused_the_file(
 
 async def test_nothing_is_scaled_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to run is the passes' decision."""
-    loop = loop_of(monkeypatch, World(builders.document(tokenizer={"instances": RANGE})).settle())
+    loop = loop_of(monkeypatch, World(builders.document(tokenizer={"instances": RANGE})).started())
     loop.scaler.handover.effective_specs.clear()
     loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
     await loop.tick()
@@ -77,7 +77,7 @@ async def test_nothing_is_scaled_before_the_first_pass(monkeypatch: pytest.Monke
 
 def test_a_spec_is_the_same_without_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not another reading of it: what passes go by is held once."""
-    loop = loop_of(monkeypatch, World(builders.document()).settle())
+    loop = loop_of(monkeypatch, World(builders.document()).started())
     loop.cache()
     alone = CurrentSpecs(Handover()).of(loop.store, loop.world.document)
     handover = loop.scaler.handover

@@ -37,7 +37,7 @@ async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(
 ) -> None:
     world = World(
         builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}), rendered={}
-    ).settle()
+    ).started()
     loop = loop_of(monkeypatch, world)
     calm = await message_after(loop, 0.5)
     assert "GPU" not in calm

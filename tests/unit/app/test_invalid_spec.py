@@ -47,7 +47,7 @@ async def test_an_invalid_spec_makes_no_passes_due_at_every_tick(
     monkeypatch: pytest.MonkeyPatch, broken: dict[str, Any]
 ) -> None:
     """Live scaling wants more pods, which no pass can record."""
-    loop = loop_of(monkeypatch, World(builders.document(**SPEC), rendered={}).settle())
+    loop = loop_of(monkeypatch, World(builders.document(**SPEC), rendered={}).started())
     await busy(loop, 1)
     loop.world.change(**broken)
     loop.reconcile()

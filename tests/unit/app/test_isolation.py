@@ -151,7 +151,7 @@ async def test_monitoring_objects_are_applied_though_another_pipeline_fails() ->
 async def test_a_count_that_fails_unexpectedly_does_not_end_the_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop = loop_of(monkeypatch, World(builders.document(**SCALED)).settle())
+    loop = loop_of(monkeypatch, World(builders.document(**SCALED)).started())
     loop.flow(10.0)
     loop.cache()
     (pod,) = (Pod.of(item).name for item in loop.store.all(PODS))

@@ -31,7 +31,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
         World(
             builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}}),
             rendered={},
-        ).settle(),
+        ).started(),
     )
 
 

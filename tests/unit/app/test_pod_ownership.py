@@ -246,7 +246,7 @@ async def test_without_the_right_to_read_replica_sets_nothing_is_decided(place: 
 
 
 async def test_the_scaling_loop_reaches_no_unowned_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = loop_of(monkeypatch, World(builders.document(**SCALED)).settle())
+    loop = loop_of(monkeypatch, World(builders.document(**SCALED)).started())
     cache = loop.cache
 
     def with_foreign_pod() -> None:

@@ -36,7 +36,7 @@ RENDERED: dict[str, Any] = {}
 
 
 def world(**spec: Any) -> World:
-    return World(builders.document(**builders.merge(SPEC, spec)), rendered=RENDERED).settle()
+    return World(builders.document(**builders.merge(SPEC, spec)), rendered=RENDERED).started()
 
 
 @pytest.fixture

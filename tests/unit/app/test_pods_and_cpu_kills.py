@@ -136,7 +136,7 @@ async def test_killed_over_and_over_nothing_falls(
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], after: tuple[int, ...]
 ) -> None:
     document = builders.document(**builders.merge(SPEC, spec))
-    life = Life(monkeypatch, World(document, rendered=RENDERED).settle(), itertools.cycle(after))
+    life = Life(monkeypatch, World(document, rendered=RENDERED).started(), itertools.cycle(after))
     start = life.now()
     await life.run(300, **FULL)
     assert life.deaths > 1

@@ -35,7 +35,7 @@ async def made(
         FREE,
         {"tokenizer": {"instances": {"initial": initial, "min": 1, "max": 20}}, "scaling": scaling},
     )
-    world = World(builders.document(**spec), rendered=RENDERED).settle()
+    world = World(builders.document(**spec), rendered=RENDERED).started()
     live = world.children["ConfigMap", f"{world.name}-live"]["data"]
     live["counts.json"] = f'{{"tokenizer": {count}}}'
     loop = loop_of(monkeypatch, world)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.support import libyaml
 from tests.unit.cli.conftest import Run
 from triton_pipelines.api import names
 
@@ -19,7 +19,7 @@ def rendered(tritonpipe: Run, path: Path, *options: str) -> list[dict[str, Any]]
     """The printed objects."""
     ended = tritonpipe("render", str(path), *options)
     assert ended.code == 0, ended.err
-    return list(yaml.safe_load_all(ended.out))
+    return list(libyaml.load_all(ended.out))
 
 
 def mounted_objects(pod: dict[str, Any]) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support import builders
+from tests.support import builders, libyaml
 from tests.support.messages import Messages
 from tests.unit.cli.conftest import Run
 from triton_pipelines.api.crd import stored
@@ -239,7 +239,7 @@ def test_every_file_is_validated_even_if_one_cannot_be_read(
 
 
 def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path, messages: Messages) -> None:
-    items = [yaml.safe_load(path.read_text()) for path in SAMPLES]
+    items = [libyaml.load(path.read_text()) for path in SAMPLES]
     file = written(
         tmp_path / "list.yaml", yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items})
     )
@@ -255,13 +255,13 @@ def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path, messages:
 def rendered(tritonpipe: Run, *arguments: str) -> list[dict[str, Any]]:
     ended = tritonpipe("render", "--manifests", *arguments)
     assert ended.code == 0, ended.err
-    return list(yaml.safe_load_all(ended.out))
+    return list(libyaml.load_all(ended.out))
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) -> None:
     """But for the owner's UID and the control key, byte for byte and in the same order."""
-    document = yaml.safe_load(path.read_text())
+    document = libyaml.load(path.read_text())
     document["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
     now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     # As an API server stores it. The placeholder as key, because a hash of the key stands in the
@@ -283,7 +283,7 @@ def test_operator_config_is_the_operators_options(tritonpipe: Run, tmp_path: Pat
         "workers": 3,
     }
     config = written(tmp_path / "operator.yaml", yaml.safe_dump(options))
-    document = yaml.safe_load(SENTIMENT.read_text())
+    document = libyaml.load(SENTIMENT.read_text())
     document["spec"]["server"] = {
         "networkPolicy": {"inferenceFrom": [{"podSelector": {}}]}
     }  # where the operator's namespace shows

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
+from tests.support import libyaml
 from tests.support.fields import whole_schema
 from tests.unit.docs import markdown
 from triton_pipelines.api import names, structural_schema
@@ -31,7 +31,7 @@ YAML = [fence for fence in FENCES if fence.language == "yaml"]
 SHELL = [fence for fence in FENCES if fence.language in ("console", "bash", "sh")]
 PYTHON = [fence for fence in FENCES if fence.language == "python"]
 # What a fragment (a document that is only `spec:`) is laid over.
-BASE = yaml.safe_load(
+BASE = libyaml.load(
     (markdown.ROOT / "manifests/samples/sentiment.yaml").read_text(encoding="utf-8")
 )
 
@@ -54,7 +54,7 @@ def merged(base: Any, fragment: Any) -> Any:
 
 def pipelines(fence: markdown.Fence) -> Iterator[dict[str, Any]]:
     """The whole resources that an example stands for."""
-    for document in yaml.safe_load_all(fence.text):
+    for document in libyaml.load_all(fence.text):
         if isinstance(document, dict) and document.get("kind") == names.KIND:
             yield document
         elif isinstance(document, dict) and list(document) == ["spec"]:

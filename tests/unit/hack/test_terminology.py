@@ -1,4 +1,4 @@
-"""Test the terminology check: what it reads, what it rejects, and that the repository passes."""
+"""Test the terminology check: what it reads and rejects. `make lint` checks the repository."""
 
 from __future__ import annotations
 
@@ -210,11 +210,6 @@ def test_every_term_matches_itself_or_has_its_own_expression() -> None:
     for term in terminology.load_rules().terms:
         default = rf"\b{re.escape(term.name)}\b"
         assert term.pattern.pattern != default or term.pattern.search(term.name)
-
-
-def test_the_repository_uses_the_projects_words(capsys: pytest.CaptureFixture[str]) -> None:
-    code = terminology.main([])
-    assert code == 0, capsys.readouterr().out
 
 
 def test_the_command_fails_on_a_bad_file(

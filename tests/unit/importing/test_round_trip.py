@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, event, given, settings
 
 from tests import corpus
+from tests.support import libyaml
 from tests.support.differential.resources import documents
 from tests.support.imports import configs_of, graph_of, imported, write_repository
 from tests.unit.render.test_properties import resources
@@ -27,7 +27,7 @@ from triton_pipelines.tools.importer.import_notes import NoteSeverity
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 GOOD = [pytest.param(sample.document, id=sample.name) for sample in corpus.good()]
 GOOD += [
-    pytest.param(yaml.safe_load(file.read_text(encoding="utf-8")), id=file.name)
+    pytest.param(libyaml.load(file.read_text(encoding="utf-8")), id=file.name)
     for file in sorted(SAMPLES.glob("*.yaml"))
 ]
 RANDOM = settings(

@@ -22,7 +22,7 @@ COUNTS: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "m
 
 def scaled() -> World:
     """A pipeline at rest of which live scaling has told."""
-    world = World(builders.document(**COUNTS), rendered=RENDERED).settle()
+    world = World(builders.document(**COUNTS), rendered=RENDERED).started()
     said = {
         "status": "True",
         "message": "as told",
@@ -86,6 +86,9 @@ def test_what_live_scaling_does_is_told_all_the_same(change: dict[str, Any]) -> 
         "ScalingLimited": ("True", "AtMaximum"),
     }
     assert WORDS in reported["Ready"]["message"]
+    assert reported["Ready"]["message"].endswith(
+        "raise the ResourceQuota, or delete objects that it counts"
+    )
     assert status["scaling"] == before["scaling"]
     assert (status["steps"], status["revision"]) == (before["steps"], before["revision"]), (
         "the revision that runs is still that"

@@ -110,7 +110,7 @@ async def test_a_large_last_good_spec_is_compiled_in_a_thread_too(
     """An operator that has just started knows it from the live ConfigMap alone."""
     raw = large_document()
     raw["metadata"]["generation"] = 1
-    world = World(raw).settle()
+    world = World(raw).started()
     world.change(postprocess={"labels": ["a", "b", "c"]})
     snapshot = world.observed()
     compiler = BackgroundCompiler(Resolver(OPTIONS))

@@ -167,7 +167,7 @@ def test_without_a_usable_secret_no_pod_is_created() -> None:
 
 
 def test_tls_is_switched_on_and_off_like_any_other_setting() -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     assert digests(world) == {""}
     world.certificate = certificate()
     world.change(server=TLS).settle()

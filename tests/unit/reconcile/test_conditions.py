@@ -401,7 +401,7 @@ def test_no_replicas_wanted() -> None:
 
 
 def test_all_findings_of_an_invalid_spec_in_one_message(messages: Messages) -> None:
-    world = World().settle()
+    world = World().started()
     children = dict(world.children)
     world.change(
         postprocess={"labels": ["a", "b", "c"]},
@@ -479,7 +479,7 @@ def test_observed_generation_changes_when_the_spec_is_fully_evaluated() -> None:
 
 
 def test_transition_times_move_with_the_status_value_alone() -> None:
-    world = World().settle()
+    world = World().started()
     times = {item["type"]: item["lastTransitionTime"] for item in world.status["conditions"]}
     available = times["Available"]
     world.pass_time(60).change(tokenizer={"maxLength": 64}).step()

@@ -24,7 +24,7 @@ VPA = "vpa-updater"
 
 
 def world(pods: int = 1) -> World:
-    made = World(builders.document(replicas=pods, **SPEC)).settle()
+    made = World(builders.document(replicas=pods, **SPEC)).started()
     made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps(
         {"cpuMillis": 3750}
     )

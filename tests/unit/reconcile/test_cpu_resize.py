@@ -37,7 +37,7 @@ SPEC: dict[str, Any] = {
 
 
 def world(pods: int = 1, **spec: Any) -> World:
-    return World(builders.document(replicas=pods, **builders.merge(SPEC, spec))).settle()
+    return World(builders.document(replicas=pods, **builders.merge(SPEC, spec))).started()
 
 
 def limits(made: World) -> list[tuple[str, str]]:
@@ -65,7 +65,7 @@ def server(made: World) -> dict[str, Any]:
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
 def test_the_first_limit_fits_the_initial_instances_and_a_new_one_restarts_nothing() -> None:
-    made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
+    made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).started()
     start = server(made)["resources"]
     assert (
         start["limits"]["cpu"]
@@ -87,7 +87,7 @@ def test_the_first_limit_fits_the_initial_instances_and_a_new_one_restarts_nothi
 
 def test_memory_and_shared_memory_are_those_of_the_most_instances() -> None:
     """They cannot be taken from a process that has them."""
-    made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
+    made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).started()
     assert (
         server(made)["resources"]["limits"]["memory"]
         == server(fixed)["resources"]["limits"]["memory"]

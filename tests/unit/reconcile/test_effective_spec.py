@@ -209,7 +209,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_status_that_changes_is_no_reason_to_work_anything_out(counted: list[str]) -> None:
-    one, world = Resolver(OPTIONS), World(builders.document()).settle()
+    one, world = Resolver(OPTIONS), World(builders.document()).started()
     observed = world.observed()
     first = one.resolve(observed)
     reported = copy.deepcopy(observed.pipeline) | {"status": {"conditions": []}}
@@ -241,7 +241,7 @@ def test_the_record_of_the_image_that_was_compiled_with_is_no_reason_to_compile_
 def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(
     counted: list[str],
 ) -> None:
-    one, world = Resolver(OPTIONS), World(builders.document()).settle()
+    one, world = Resolver(OPTIONS), World(builders.document()).started()
     world.change(postprocess={"labels": ["a", "b", "c"]}).step()
     counted.clear()
     for _ in range(3):
@@ -265,7 +265,7 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
     source.
     """
     document = builders.document(tokenizer={"source": {"uri": "configmap://tok/tokenizer.json"}})
-    one, world = Resolver(OPTIONS), World(document, digests={"tokenizer": "abc"}).settle()
+    one, world = Resolver(OPTIONS), World(document, digests={"tokenizer": "abc"}).started()
 
     def passes(number: int) -> list[Any]:
         graphs = []

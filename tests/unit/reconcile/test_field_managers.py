@@ -32,7 +32,7 @@ RENDERED: dict[str, Any] = {}
 
 
 def world(**spec: Any) -> World:
-    return World(builders.document(**spec), rendered=RENDERED).settle()
+    return World(builders.document(**spec), rendered=RENDERED).started()
 
 
 def written(

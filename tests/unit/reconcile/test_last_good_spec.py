@@ -34,7 +34,7 @@ MISSING = {
 
 def broken(how: str, **spec: Any) -> World:
     """A pipeline that serves, whose spec has then become invalid."""
-    world = World(builders.document(replicas=2, **spec)).settle()
+    world = World(builders.document(replicas=2, **spec)).started()
     return spoiled(world, how)
 
 
@@ -121,7 +121,7 @@ def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any, how
 
 
 def test_a_rollout_that_has_started_continues() -> None:
-    world = World(builders.document()).settle()
+    world = World(builders.document()).started()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
     new = world.deployed
@@ -134,7 +134,7 @@ def test_a_rollout_that_has_started_continues() -> None:
 
 
 def test_a_rollout_that_has_begun_is_taken_back() -> None:
-    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).settle()
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).started()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
     world.run_pods().step()  # the preflight passes
@@ -173,7 +173,7 @@ def test_a_new_release_of_the_operator_rolls_nothing_out_for_an_invalid_spec() -
 def test_what_a_stricter_operator_refuses_keeps_serving() -> None:
     allowed = builders.options(pod_template=PodTemplateMode.ALLOW)
     template = {"spec": {"hostIPC": True}}
-    world = World(builders.document(server={"podTemplate": template}), options=allowed).settle()
+    world = World(builders.document(server={"podTemplate": template}), options=allowed).started()
     before, serving = copy.deepcopy(world.children), world.serving
     world.options = builders.options()
     world.settle()
@@ -233,7 +233,7 @@ def test_a_spec_that_is_very_long_takes_the_place_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else what is kept would be what nobody has wanted for a while."""
-    world = World(builders.document(server={"networkPolicy": {"mode": "Disabled"}})).settle()
+    world = World(builders.document(server={"networkPolicy": {"mode": "Disabled"}})).started()
     monkeypatch.setattr(last_good_spec, "KEPT_MAX", 100)
     world.change(server={"networkPolicy": {"mode": "Enabled"}}, replicas=3).settle()
     monkeypatch.undo()
@@ -283,7 +283,7 @@ def test_the_number_of_pods_and_suspension_are_those_of_the_present_spec(
     how: str, stored: bool
 ) -> None:
     """Autoscalers write the one, and people in need the other."""
-    world = spoiled(World(builders.document(replicas=2), defaults=stored).settle(), how)
+    world = spoiled(World(builders.document(replicas=2), defaults=stored).started(), how)
     revision = world.deployed
     world.change(replicas=3).settle()
     assert (world.deployed, len(world.serving)) == (revision, 3)
@@ -301,7 +301,7 @@ def test_the_number_of_pods_and_suspension_are_those_of_the_present_spec(
     ("field", "value"), [("replicas", "many"), ("suspend", "Perhaps"), ("tuning", {"request": 5})]
 )
 def test_each_of_them_only_where_it_is_valid(field: str, value: Any) -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     revision = world.deployed
     world.change(**{field: value}).settle()
     assert (world.deployed, len(world.serving), world.reasons()["Ready"]) == (

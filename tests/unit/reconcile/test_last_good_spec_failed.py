@@ -41,7 +41,7 @@ def taken_back(stored: bool) -> tuple[World, str]:
     """A pipeline on one GPU whose new revision has failed, and that revision."""
     world = World(
         builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored
-    ).settle()
+    ).started()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
     failed = world.status["revision"]
@@ -87,7 +87,7 @@ def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(
 ) -> None:
     world = World(
         builders.document(rollout={"strategy": "NoSurge"}), room=1, defaults=stored
-    ).settle()
+    ).started()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).step()
     world.run_pods().step()  # the preflight passes
@@ -105,7 +105,7 @@ def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(
 def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(
     how: str, stored: bool
 ) -> None:
-    world = World(builders.document(slo={"p99Milliseconds": 80}), defaults=stored).settle()
+    world = World(builders.document(slo={"p99Milliseconds": 80}), defaults=stored).started()
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).settle()
     broken = world.deployed
@@ -125,7 +125,7 @@ def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(
 @pytest.mark.parametrize("how", HOW)
 def test_what_was_not_acted_on_pins_no_image(how: str, stored: bool) -> None:
     own = "registry.example/own-triton:24.10-py3"
-    world = World(builders.document(server={"image": own}), defaults=stored).settle()
+    world = World(builders.document(server={"image": own}), defaults=stored).started()
     world.change(server={"image": None})
     spoil(world, how)
     world.settle()
@@ -140,7 +140,7 @@ def test_what_was_not_acted_on_pins_no_image(how: str, stored: bool) -> None:
 @STORED
 def test_a_change_whose_source_came_later_is_no_new_release_of_the_operator(stored: bool) -> None:
     """Which would wait for other pipelines, and the status would say that all is done."""
-    world = World(builders.document(), defaults=stored).settle()
+    world = World(builders.document(), defaults=stored).started()
     old = world.deployed
     spoil(world, "missing")
     world.settle()

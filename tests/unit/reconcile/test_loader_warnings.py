@@ -49,7 +49,7 @@ def warnings(world: World) -> list[Any]:
 
 
 def test_it_is_told_once_whatever_the_number_of_pods() -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     other = NOTE.model_copy(update={"message": "5.1 GiB are not run here"})
     decided = seen(world, (NOTE,), (other,))
     assert warnings(world) == [WARNED]
@@ -62,7 +62,7 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
 
 
 def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     first, other = (
         NOTE.model_copy(update={"message": f"{size} GiB are not run here"})
         for size in ("5.1", "4.9")
@@ -77,7 +77,7 @@ def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
 
 
 def test_a_recreated_pod_is_no_news() -> None:
-    world = World(builders.document()).settle()
+    world = World(builders.document()).started()
     seen(world, (NOTE,))
     world.pods.clear()
     world.control()
@@ -91,6 +91,6 @@ def test_a_recreated_pod_is_no_news() -> None:
     "reason", [LoadReason.MODEL_MISMATCH, LoadReason.TOKENIZER_SETTINGS_IGNORED]
 )
 def test_neither_what_fails_a_load_nor_what_is_the_rule_is_a_warning(reason: LoadReason) -> None:
-    world = World(builders.document()).settle()
+    world = World(builders.document()).started()
     seen(world, (NOTE.model_copy(update={"reason": reason}),))
     assert not [item for item in world.status.get("warnings", []) if "5 GiB" in item["message"]]

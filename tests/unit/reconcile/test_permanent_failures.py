@@ -27,7 +27,7 @@ def rolled_out(
     finding: LoadFinding, code: int, strategy: str, room: int | None = 1
 ) -> tuple[World, str]:
     """A served pipeline after a change to a revision whose loader fails; the old revision."""
-    world = World(builders.document(rollout={"strategy": strategy}), room=room).settle()
+    world = World(builders.document(rollout={"strategy": strategy}), room=room).started()
     old = world.deployed
     world.load_failure = (finding, code)
     world.change(tokenizer={"maxLength": 64}).step()
@@ -85,7 +85,7 @@ def test_a_first_revision_waits_for_its_source() -> None:
 
 def test_a_first_failure_is_tried_again() -> None:
     """Rights of a new identity may take effect late."""
-    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).settle()
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).started()
     old = world.deployed
     world.load_failure, world.load_restarts = (MISSING, EXIT_USER), 0
     world.change(tokenizer={"maxLength": 64}).step()

@@ -76,14 +76,14 @@ def test_first_pass_applies_everything_in_an_order_that_may_end_anywhere() -> No
 
 def test_after_a_kill_at_any_write_the_next_reconcile_continues() -> None:
     rendered: dict[str, Any] = {}
-    whole = World(rendered=rendered).settle()
+    whole = World(rendered=rendered).started()
     for writes in range(9):
         world = World(rendered=rendered)
         world.step(writes)
         world.settle()
         assert set(world.children) == set(whole.children), writes
         assert set(world.secrets) == set(whole.secrets)
-    leaving = World(rendered=rendered).settle()
+    leaving = World(rendered=rendered).started()
     for writes in range(9):
         world = copy.deepcopy(leaving)
         world.rendered = rendered
@@ -101,7 +101,7 @@ def test_after_a_kill_at_any_write_the_next_reconcile_continues() -> None:
 
 
 def test_paused_writes_nothing_whatever_changes() -> None:
-    world = World().settle()
+    world = World().started()
     world.document["metadata"]["annotations"] = {names.ANNOTATION_PAUSED: "true"}
     world.change(**CHANGE)
     del world.children["Service", world.name]
@@ -111,7 +111,7 @@ def test_paused_writes_nothing_whatever_changes() -> None:
 
 
 def test_deletion_is_the_garbage_collectors() -> None:
-    world = World().settle()
+    world = World().started()
     world.document["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
     world.change(**CHANGE)
     assert world.step() == Plan()
@@ -122,7 +122,7 @@ CHILDREN = ["Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"]
 
 @pytest.mark.parametrize("kind", [*CHILDREN, "live", "revision"])
 def test_a_deleted_child_comes_back(kind: str) -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     named = {
         "live": names.live_name(world.name),
         "revision": names.revision_name(world.name, world.deployed),
@@ -156,7 +156,7 @@ EDITS: list[tuple[str, list[Any], Any]] = [
     ("kind", "path", "value"), EDITS, ids=[f"{kind}-{path[-1]}" for kind, path, _ in EDITS]
 )
 def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any) -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     before = world.edit(kind, path, value)
     assert kinds(world.step()) == [kind]
     for part in ("spec", "metadata"):
@@ -169,7 +169,7 @@ def test_an_edited_child_is_repaired(kind: str, path: list[Any], value: Any) -> 
 
 
 def test_a_child_that_is_no_longer_wanted_goes_and_others_objects_stay() -> None:
-    world = World().settle()
+    world = World().started()
     foreign: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -192,7 +192,7 @@ def test_a_child_that_is_no_longer_wanted_goes_and_others_objects_stay() -> None
 
 
 def test_history_is_pruned_secret_first() -> None:
-    world = World(builders.document(rollout={"revisionHistoryLimit": 2})).settle()
+    world = World(builders.document(rollout={"revisionHistoryLimit": 2})).started()
     revisions = [world.deployed]
     for length in (64, 32, 16, 8):
         world.pass_time(60).change(tokenizer={"maxLength": length}).settle()
@@ -234,7 +234,7 @@ def test_a_config_map_made_by_hand_takes_no_secret_with_it(name: str, revision: 
 
     The operator deletes Secrets by name alone.
     """
-    world = World(builders.document(rollout={"revisionHistoryLimit": 1})).settle()
+    world = World(builders.document(rollout={"revisionHistoryLimit": 1})).started()
     name = name.format(pipeline=world.name)
     for number, made in enumerate((name, f"{name}-2", f"{name}-3")):  # more than the history keeps
         labels = {**names.labels(world.name), names.LABEL_REVISION: f"{revision}{number or ''}"}
@@ -257,7 +257,7 @@ def test_a_config_map_made_by_hand_takes_no_secret_with_it(name: str, revision: 
 def test_a_revision_in_use_outlives_the_history_limit() -> None:
     world = World(
         builders.document(rollout={"revisionHistoryLimit": 1, "strategy": "Surge"}), room=1
-    ).settle()
+    ).started()
     serving = world.deployed
     for length in (64, 32, 16, 8):
         world.pass_time(60).change(tokenizer={"maxLength": length}).step()
@@ -289,7 +289,7 @@ def pod_that_misses(world: World, name: str) -> Snapshot:
 
 
 def test_a_secret_that_a_pod_misses_is_applied_again() -> None:
-    world = World().settle()
+    world = World().started()
     context = Context(world.options, lambda uid, revision: f"key of {uid} {revision}")
     ours = names.revision_name(world.name, world.deployed)
     decided = plan(pod_that_misses(world, ours), context, world.now)
@@ -300,7 +300,7 @@ def test_a_secret_that_a_pod_misses_is_applied_again() -> None:
 
 
 def test_a_pod_made_by_hand_gets_no_secret_of_its_choice() -> None:
-    world = World().settle()
+    world = World().started()
     observed = pod_that_misses(world, f"{world.name}-database-password")
     raw = copy.deepcopy(observed.pods[0].raw)
     raw["metadata"]["labels"][names.LABEL_REVISION] = "database-password"
@@ -310,7 +310,7 @@ def test_a_pod_made_by_hand_gets_no_secret_of_its_choice() -> None:
 
 
 def test_another_operator_key_applies_the_secret_again() -> None:
-    world = World().settle()
+    world = World().started()
     decided = plan(
         world.observed(), Context(world.options, lambda uid, revision: "another"), world.now
     )
@@ -330,7 +330,7 @@ def test_no_key_is_told_but_in_the_secret() -> None:
 def test_live_counts_are_kept_and_clamped() -> None:
     world = World(
         builders.document(tokenizer={"instances": {"initial": 2, "min": 1, "max": 4}})
-    ).settle()
+    ).started()
     assert live(world, names.KEY_COUNTS) == {"tokenizer": 2}
     edit_live(world, **{names.KEY_COUNTS: '{"tokenizer": 3}'})
     world.settle()
@@ -360,7 +360,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_nonsense_in_the_live_config_map_is_forgotten(text: str) -> None:
-    world = World().settle()
+    world = World().started()
     revision, counts = world.deployed, live(world, names.KEY_COUNTS)
     edit_live(world, **{names.KEY_COUNTS: text, names.KEY_MEMORY: text, names.KEY_RESOLVED: text})
     world.settle()
@@ -370,7 +370,7 @@ def test_nonsense_in_the_live_config_map_is_forgotten(text: str) -> None:
 
 
 def test_sources_are_resolved_by_the_first_load_alone() -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     first = min(world.pods, key=lambda pod: pod.name)
     assert live(world, names.KEY_RESOLVED) == {
         world.deployed: {"model": {"revision": f"etag-of-{first.name}"}}
@@ -387,7 +387,7 @@ def test_sources_are_resolved_by_the_first_load_alone() -> None:
 
 
 def test_default_images_stay_until_the_spec_changes() -> None:
-    world = World().settle()
+    world = World().started()
     before, revision, generation = (
         containers(world),
         world.deployed,
@@ -435,7 +435,7 @@ def test_a_patched_default_image_reaches_a_pipeline_with_its_next_change() -> No
 
 
 def test_a_named_image_is_the_users() -> None:
-    world = World(builders.document(server={"image": "registry.example/own:24.10-py3"})).settle()
+    world = World(builders.document(server={"image": "registry.example/own:24.10-py3"})).started()
     old = world.deployed
     world.change(server={"image": "registry.example/own:24.10-py3.1"}).settle()
     assert containers(world)[names.CONTAINER_SERVER].endswith("3.1")
@@ -459,8 +459,8 @@ def new_templates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_new_release_rolls_when_it_may(request: pytest.FixtureRequest) -> None:
-    world = World().settle()
-    scaled = World().settle().change(replicas=2).settle()
+    world = World().started()
+    scaled = World().started().change(replicas=2).settle()
     old = world.deployed
     request.getfixturevalue("new_templates")
     for each in (world, scaled):
@@ -479,7 +479,7 @@ def test_a_new_release_rolls_when_it_may(request: pytest.FixtureRequest) -> None
 
 
 def test_drift_is_repaired_while_a_release_waits(request: pytest.FixtureRequest) -> None:
-    world = World().settle()
+    world = World().started()
     old = world.deployed
     request.getfixturevalue("new_templates")
     world.may_roll = False
@@ -504,7 +504,7 @@ def test_a_spec_that_is_too_large_is_the_users_to_mend() -> None:
 
 
 def test_status_is_written_only_when_it_says_something_else() -> None:
-    world = World().settle()
+    world = World().started()
     for _ in range(3):
         assert world.pass_time(3600).control().run_pods().step().status is None
     world.document["status"]["conditions"][0]["message"] = "edited by hand"
@@ -530,7 +530,7 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
     ["[" * 100_000, '{"a":' * 100_000, "null", "[1]", '{"replicas": 1e999, "tokenizer": true}'],
 )
 def test_an_edited_live_config_map_stops_nothing(key: str, text: str) -> None:
-    world = World(builders.document(scaling={"pods": {"max": 3}})).settle()
+    world = World(builders.document(scaling={"pods": {"max": 3}})).started()
     world.children["ConfigMap", names.live_name(world.name)]["data"][key] = text
     assert world.settle().reasons()["Ready"] == "True Succeeded"
     assert len(world.serving) == 1
@@ -543,7 +543,7 @@ def test_a_count_that_cannot_be_read_is_what_runs(text: str) -> None:
     """Pods that start must not bring fewer than those that run."""
     world = World(
         builders.document(tokenizer={"instances": {"initial": 1, "min": 1, "max": 4}})
-    ).settle()
+    ).started()
     edit_live(world, **{names.KEY_COUNTS: '{"tokenizer": 3}'})
     world.settle()
     edit_live(world, **{names.KEY_COUNTS: text})
@@ -557,7 +557,7 @@ def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() 
         "scaling": {"cpuResize": "InPlace"},
         "tokenizer": {"instances": {"initial": 1, "max": 4}},
     }
-    world = World(builders.document(**spec, slo={"p99Milliseconds": 100})).settle()
+    world = World(builders.document(**spec, slo={"p99Milliseconds": 100})).started()
     (pod,) = world.pods
     world.missing_sources = {
         "model": "spec.model.source.uri: there is no ConfigMap weights; create it"
@@ -574,7 +574,7 @@ def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() 
 
 
 def test_a_source_that_went_missing_freezes_nothing_else() -> None:
-    world = World(room=4).settle()
+    world = World(room=4).started()
     deployed = world.deployed
     world.missing_sources = {
         "model": "spec.model.source.uri: there is no ConfigMap weights; create it"

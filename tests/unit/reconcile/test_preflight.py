@@ -43,7 +43,7 @@ RENDERED: dict[str, Any] = {}
 def served(strategy: str = "Auto", **changes: Any) -> World:
     """A pipeline that serves on a node with room for one pod."""
     spec = {"rollout": {"strategy": strategy, **changes.pop("rollout", {})}, **changes}
-    return World(builders.document(**spec), room=1, rendered=RENDERED).settle()
+    return World(builders.document(**spec), room=1, rendered=RENDERED).started()
 
 
 def edited(world: World, preflight: str, seconds: float = 60) -> str:
@@ -381,7 +381,7 @@ def test_a_surge_that_is_ended_by_an_edit_is_checked_first() -> None:
 
 
 def test_a_first_revision_needs_none() -> None:
-    world = World(builders.document(rollout={"strategy": "Recreate"}), preflight=LOADS).settle()
+    world = World(builders.document(rollout={"strategy": "Recreate"}), preflight=LOADS).started()
     assert world.reasons()["Ready"] == "True Succeeded"
     assert not any(plan.preflight_objects for plan in world.log)
 
@@ -390,7 +390,7 @@ def test_a_first_revision_needs_none() -> None:
 def test_a_file_that_takes_no_ragged_batches_falls_back(strategy: str) -> None:
     """The loader's report comes from the preflight before any pod of the revision has one."""
     spec = {"rollout": {"strategy": strategy}, "tokenizer": {"padding": "Fixed"}}
-    world = World(builders.document(**spec), room=1).settle()
+    world = World(builders.document(**spec), room=1).started()
     world.preflight = FAILS
     world.change(tokenizer={"padding": None})
     world.step()

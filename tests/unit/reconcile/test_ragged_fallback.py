@@ -76,7 +76,7 @@ def test_a_record_that_was_edited_into_nonsense_is_found_again() -> None:
 def test_explicit_ragged_is_a_finding_and_the_old_revision_keeps_serving(
     messages: Messages,
 ) -> None:
-    world = World(builders.document(tokenizer={"padding": "Fixed"})).settle()
+    world = World(builders.document(tokenizer={"padding": "Fixed"})).started()
     good = world.deployed
     world.change(tokenizer={"padding": "Ragged"}).step()
     world.verdicts[world.deployed] = STIFF
@@ -146,7 +146,7 @@ def test_what_is_said_of_padding_has_room_in_the_status(
 def test_a_pass_says_it() -> None:
     assert (
         World(builders.document())
-        .settle()
+        .started()
         .status["padding"]["reason"]
         .endswith("chosen by a fixed rule and has not been measured yet")
     )

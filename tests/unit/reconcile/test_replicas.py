@@ -28,7 +28,7 @@ PODS: dict[str, Any] = {
 
 
 def world(**spec: Any) -> World:
-    return World(builders.document(**spec)).settle()
+    return World(builders.document(**spec)).started()
 
 
 def entry(
@@ -64,7 +64,7 @@ def limited(made: World) -> Object:
 def test_a_pod_that_scaling_wants_and_that_finds_no_room_stops_no_rollout(strategy: str) -> None:
     made = World(
         builders.document(**builders.merge(PODS, {"rollout": {"strategy": strategy}})), room=3
-    ).settle()
+    ).started()
     made.children["ConfigMap", names.live_name(made.name)]["data"][names.KEY_PODS] = json.dumps(
         {"replicas": 4}
     )

@@ -39,7 +39,7 @@ class Refusing(AcceptingClient):
 
 
 async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
-    world = World(builders.document(**SPEC)).settle()
+    world = World(builders.document(**SPEC)).started()
     live = world.children["ConfigMap", names.live_name(world.name)]
     live["data"] = {**live["data"], names.KEY_PODS: '{"cpuMillis": 3350}'}
     client, store, elapsed = Refusing(seen(world.document)), cached(world), 0.0

@@ -20,7 +20,7 @@ CHANGE = {"tokenizer": {"maxLength": 64}}
 
 def served(room: int | None = None, **spec: Any) -> World:
     """A pipeline whose first revision serves."""
-    world = World(builders.document(**spec), room=room).settle()
+    world = World(builders.document(**spec), room=room).started()
     assert world.reasons()["Ready"] == "True Succeeded"
     return world
 
@@ -434,7 +434,7 @@ def test_strategies_set_the_mode() -> None:
         ("Recreate", "Recreate"),
         ("Auto", "surge 1"),
     ):
-        assert mode(World(builders.document(rollout={"strategy": strategy})).settle()) == expected
+        assert mode(World(builders.document(rollout={"strategy": strategy})).started()) == expected
 
 
 @pytest.mark.proves("spec.suspend", "behaviour")
@@ -504,7 +504,7 @@ def test_kubectl_rollout_restart_survives() -> None:
 
 
 def test_events_tell_the_story_once(messages: Messages) -> None:
-    world = World().settle()
+    world = World().started()
     assert [reason for reason in events(world.log) if reason != "SpecWarning"] == [
         "RolloutStarted",
         "Succeeded",

@@ -59,7 +59,7 @@ def test_a_new_template_is_progress_whatever_was_told() -> None:
 
 def test_a_pod_that_is_lost_long_after_its_rollout_breaks_no_deadline() -> None:
     """It was told so once, and the planner took a rollout for failed that was over long ago."""
-    world = World(builders.document(), room=1).settle()
+    world = World(builders.document(), room=1).started()
     world.room = 0
     world.pods.clear()
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_what_is_told_is_what_was_before_the_sync() -> None:
 
     The Deployment's status is computed from what the ReplicaSets reported before.
     """
-    world = World(builders.document()).settle()
+    world = World(builders.document()).started()
     world.change(tokenizer={"maxLength": 64}).step()
     world.control()
     assert len(world.pods) == 2

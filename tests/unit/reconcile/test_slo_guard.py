@@ -38,7 +38,7 @@ CHANGE = {"tokenizer": {"maxLength": 64}}
 
 def promised(**spec: Any) -> World:
     """A pipeline with a promise, whose first revision serves and is measured."""
-    world = World(builders.document(slo=SLO, **spec), rendered=RENDERED).settle()
+    world = World(builders.document(slo=SLO, **spec), rendered=RENDERED).started()
     world.latencies = Latencies({world.deployed: KEPT})
     return world
 
@@ -107,7 +107,7 @@ def test_pods_serve_all_the_way_back(strategy: str) -> None:
 
 
 def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
-    world = World(builders.document(slo=SLO), room=1, rendered=RENDERED).settle()
+    world = World(builders.document(slo=SLO), room=1, rendered=RENDERED).started()
     world.latencies = Latencies({world.deployed: KEPT})
     old = world.deployed
     measured(world, BROKEN).settle()
@@ -135,7 +135,7 @@ def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
 def test_nothing_is_taken_back_where_in_doubt(
     new: RevisionLatency | None, before: RevisionLatency | None
 ) -> None:
-    world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
+    world = World(builders.document(slo=SLO), rendered=RENDERED).started()
     old = world.deployed
     world.latencies = Latencies({old: before} if before is not None else {})
     world.change(**CHANGE).settle()
@@ -149,7 +149,7 @@ def test_nothing_is_taken_back_where_in_doubt(
 
 
 def test_a_first_revision_is_not_watched() -> None:
-    world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
+    world = World(builders.document(slo=SLO), rendered=RENDERED).started()
     world.latencies = Latencies({world.deployed: BROKEN})
     world.pass_time(15).settle()
     assert world.reasons()["Ready"] == "True Succeeded"
@@ -157,7 +157,7 @@ def test_a_first_revision_is_not_watched() -> None:
 
 
 def test_without_a_promise_nothing_is_watched() -> None:
-    world = World(rendered=RENDERED).settle()
+    world = World(rendered=RENDERED).started()
     world.latencies = Latencies({world.deployed: KEPT})
     measured(world, BROKEN)
     assert world.reasons()["Ready"] == "True Succeeded"

@@ -188,7 +188,7 @@ def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone(
 
 
 def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
-    plain, upgraded = (World(builders.document(replicas=2), room=2).settle() for _ in range(2))
+    plain, upgraded = (World(builders.document(replicas=2), room=2).started() for _ in range(2))
     for world in (plain, upgraded):
         world.change(tokenizer={"maxLength": 64})
     for _ in range(12):

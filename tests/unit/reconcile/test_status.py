@@ -81,7 +81,7 @@ def test_auxiliary_models_are_steps_too() -> None:
 
 
 def test_a_model_with_several_versions_is_ready_once_in_a_pod() -> None:
-    world = World(builders.document(replicas=2)).settle()
+    world = World(builders.document(replicas=2)).started()
     states = (
         ModelState("model", "READY"),
         ModelState("model", "UNAVAILABLE", "unloaded"),
@@ -103,7 +103,7 @@ def test_a_model_with_several_versions_is_ready_once_in_a_pod() -> None:
 
 
 def test_each_source_of_a_step_is_reported() -> None:
-    world = World(builders.document()).settle()
+    world = World(builders.document()).started()
     observed = world.observed()
     sources = (
         ReportSource(step="model", uri="s3://models/model.onnx", resolved_revision="etag"),

@@ -16,11 +16,13 @@ from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, store
 from tests.support.worldchecks import check_status
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Condition, ConditionType, Reason, merge
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Invalid, NotFound
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.pipeline import status as statuses
+from triton_pipelines.controllers.pipeline.foreign_status import foreign_fields
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 
 WORDS = 'InferencePipeline "sentiment" is invalid: status.steps[0].role: Unsupported value: "Model"'
@@ -154,32 +156,127 @@ def served() -> Object:
     return dict(document)
 
 
-@pytest.mark.parametrize(
-    "foreign",
-    [
-        {"lastSeenBy": "a script"},
-        {
-            "conditions": [
-                {
-                    "type": "Audited",
-                    "status": "True",
-                    "reason": "Fine",
-                    "message": "",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z",
-                }
-            ]
-        },
-        {"steps": [{"name": "more", "modelName": "more", "role": "Step"}]},
-    ],
-)
-def test_what_others_put_into_the_status_leads_to_no_write(foreign: dict[str, Any]) -> None:
+def condition(kind: str, **fields: Any) -> Object:
+    """Return a condition that another manager wrote."""
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "Forged",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        **fields,
+    }
+
+
+def with_foreign(document: Object, foreign: Object) -> Object:
+    """Return the pipeline with further fields and list items in its status."""
+    result = copy.deepcopy(document)
+    for key, value in foreign.items():
+        before = result["status"].get(key)
+        result["status"][key] = (
+            [*(before or []), *value]
+            if isinstance(value, list)
+            else {**before, **value}
+            if isinstance(before, dict)
+            else value
+        )
+    return result
+
+
+def test_conditions_of_other_types_lead_to_no_write() -> None:
+    document = served()
+    foreign = with_foreign(document, {"conditions": [condition("Audited")]})
+    assert not statuses.differs(foreign, document["status"])
+
+
+def remove(document: Any, pointer: str) -> None:
+    """Remove what a JSON pointer names, as the API server does."""
+    *parents, last = pointer.removeprefix("/").split("/")
+    for part in parents:
+        document = document[int(part) if isinstance(document, list) else part]
+    del document[int(last) if isinstance(document, list) else last]
+
+
+FORGED = {
+    "a condition that the operator does not report": {"conditions": [condition("Stalled")]},
+    "so many conditions that the list is full": {
+        "conditions": [condition(f"Other{number}") for number in range(16)]
+    },
+    "steps": {"steps": [{"name": "a"}, {"name": "b"}]},
+    "a source": {"sources": [{"step": "other", "uri": "s3://a/b"}]},
+    "a field of an object": {"endpoints": {"extra": "http://elsewhere"}},
+    "a whole field": {"tuning": {"state": "Running", "request": "never"}},
+}
+
+
+@pytest.mark.parametrize("foreign", FORGED.values(), ids=FORGED)
+async def test_what_others_put_into_the_status_is_removed(foreign: Object) -> None:
     document = served()
     ours = copy.deepcopy(document["status"])
-    for key, value in foreign.items():
-        document["status"][key] = (
-            [*document["status"].get(key, []), *value] if isinstance(value, list) else value
-        )
-    assert not statuses.differs(document, ours)
+    forged = with_foreign(document, foreign)
+    assert statuses.differs(forged, ours)
+    pointers = foreign_fields(forged["status"], ours)
+    for pointer in pointers:
+        remove(forged, pointer)
+    assert forged["status"] == ours
+
+
+class Merging(Server):
+    """A fake API server on which fields of another manager survive every apply.
+
+    Like a real one, it accepts no more than 16 conditions.
+    """
+
+    def __init__(self, foreign: Object) -> None:
+        super().__init__()
+        self.foreign = foreign
+        self.patches: list[list[Object]] = []
+
+    async def apply_status(self, obj: Object, **arguments: Any) -> Object:
+        applied = with_foreign(await super().apply_status(obj, **arguments), self.foreign)
+        if len(applied["status"]["conditions"]) > 16:
+            raise Invalid(422, "Invalid", "status.conditions: Too many: must have at most 16 items")
+        return applied
+
+    async def json_patch(
+        self, resource: Resource, namespace: str | None, name: str, operations: Any, **_: Any
+    ) -> Object:
+        assert operations[0]["op"] == "test"
+        self.patches.append(operations)
+        self.foreign = {}
+        document = stored()
+        metadata = {**document["metadata"], "resourceVersion": str(self.version + 1)}
+        return {**document, "metadata": metadata, "status": self.statuses[-1]}
+
+
+@pytest.mark.parametrize("foreign", FORGED.values(), ids=FORGED)
+async def test_a_forged_status_does_not_outlive_the_next_write(foreign: Object) -> None:
+    server, store = Merging(foreign), Store()
+    subject = reconciler_of(server, store)
+    store.put(INFERENCE_PIPELINES, with_foreign({**stored(), "status": {}}, foreign))
+    assert (await subject.reconcile(KEY)).outcome == "ok"
+    assert len(server.patches) == 1
+    kept = store.get(INFERENCE_PIPELINES, *KEY)
+    assert kept is not None
+    assert kept["status"] == server.statuses[-1]
+
+
+@pytest.mark.parametrize(
+    ("reported", "kept"),
+    [
+        ("2026-01-01T11:00:00Z", True),
+        ("2026-01-01T12:00:30Z", True),
+        ("9999-12-31T23:59:59Z", False),
+        ("0000-01-01T00:00:00Z", False),
+        ("never", False),
+        ("", False),
+    ],
+)
+def test_a_transition_time_in_the_future_is_corrected(reported: str, kept: bool) -> None:
+    now = "2026-01-01T12:00:00Z"
+    before = [condition("Ready", lastTransitionTime=reported)]
+    (merged,) = merge(before, [Condition(ConditionType.READY, True, Reason.SERVING, "")], 1, now)
+    assert merged["lastTransitionTime"] == (reported if kept else now)
 
 
 def test_what_we_said_and_say_no_longer_is_taken_back() -> None:

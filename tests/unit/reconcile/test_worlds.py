@@ -46,7 +46,7 @@ class Histories(RuleBasedStateMachine):
             builders.document(rollout={"strategy": strategy, "revisionHistoryLimit": 1}),
             room=room,
             rendered=RENDERED,
-        ).settle()
+        ).started()
         self.world.verdicts[self.world.deployed] = GOOD
 
     @rule(change=st.sampled_from(CHANGES), verdict=st.sampled_from([GOOD, GOOD, BAD, DUMB]))

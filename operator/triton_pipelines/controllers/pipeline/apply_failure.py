@@ -16,6 +16,7 @@ from .actions import Plan
 from .owner_references import FormerChild, NameTaken, UnsafeTemplate
 from .padding_choices import with_choices
 from .policies.tuning_run import RUN_END_EVENTS
+from .resize_rejections import RejectionCause, cause_of
 from .snapshot import Snapshot
 from .status_events import Event
 from .tuning_run_state import with_tuning
@@ -32,6 +33,7 @@ _MESSAGES: Final = {
     Reason.NAME_CONFLICT: "{}",
     Reason.PROGRESSING: "waiting until {} of a previous pipeline with this name is deleted",
 }
+_QUOTA_REMEDY: Final = "; raise the ResourceQuota, or delete objects that it counts"
 
 
 def reason_of(error: ApplyFailure) -> Reason:
@@ -55,6 +57,8 @@ def status_after_failure(
     """
     reason = reason_of(error)
     text = _MESSAGES[reason].format(error.message if isinstance(error, ClusterError) else error)
+    if isinstance(error, ClusterError) and cause_of(error) is RejectionCause.QUOTA:
+        text += _QUOTA_REMEDY
     status = statuses.stalled(snapshot, reason, text, now)
     reported = decided.status if decided.status is not None else snapshot.status
     status = _with_scaling(status, reported)

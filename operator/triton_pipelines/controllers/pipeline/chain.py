@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from triton_pipelines.api.base import Finding
@@ -139,11 +139,14 @@ class Draft:
         for state in outcome.states:
             if STATE_NAMES[type(state)] not in (policy.name, *policy.amends):
                 raise PolicyConflict(f"policy {policy.name} changes {type(state).__name__}")
-        decided = {kind: outcome.decision} if outcome.decision is not None else {}
-        return replace(
-            self,
-            state=self.state.with_states(*outcome.states),
-            decisions={**self.decisions, **decided},
+        decisions = self.decisions
+        if outcome.decision is not None:
+            decisions = {**decisions, kind: outcome.decision}
+        return Draft(
+            context=self.context,
+            state=self.state.with_states(*outcome.states) if outcome.states else self.state,
+            problems=self.problems,
+            decisions=decisions,
             outcome=self.outcome.merged(outcome),
         )
 

@@ -26,6 +26,7 @@ from triton_pipelines.compile.graph.example_request import public_shape, wire_ty
 from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
 
+from .foreign_status import LIST_KEYS, foreign_fields
 from .pod_problems import Problem
 from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
@@ -40,22 +41,21 @@ SHORT_MAX = 512
 # The same of a URI; masking the secrets in one may make it longer than it was written.
 URI_MAX = 1024
 CLUSTER_SUFFIX = "svc"
-# Merge keys of the status' own lists, as in its schema.
-_LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
+_LIST_KEYS = {name: (key,) for name, key in LIST_KEYS.items()}
 
 
 def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """Return whether writing a status would change anything.
 
-    It would if the object lacks a field of it, or still has a field of the previous one. Fields
-    that other managers added are theirs: an apply keeps them, so they must not cause one in each
-    iteration.
+    It would if the object lacks a field of it, still has a field of the previous one, or has
+    :func:`~.foreign_status.foreign_fields`.
     """
     before = dict(pipeline.get("status") or {})
     if pipeline["metadata"].get("managedFields"):
         live = {"metadata": pipeline["metadata"], "status": before}
         return bool(
-            needs_apply(
+            foreign_fields(before, status)
+            or needs_apply(
                 live,
                 {"status": status},
                 names.MANAGER_STATUS,
@@ -108,12 +108,16 @@ def stalled(
     models = [item for item in previous if item.get("type") == ConditionType.MODELS_READY]
     return {
         **kept,
-        "observedGeneration": snapshot.generation
-        if final
-        else int(snapshot.status.get("observedGeneration") or 0),
+        "observedGeneration": snapshot.generation if final else _reported_generation(snapshot),
         "conditions": [*merge(previous, conditions, snapshot.generation, rfc3339(now)), *models],
         **_counts(snapshot, str(snapshot.status.get("revision", ""))),
     }
+
+
+def _reported_generation(snapshot: Snapshot) -> int:
+    """Return the generation that the status reports; 0 if no such one has been."""
+    reported = int(snapshot.status.get("observedGeneration") or 0)
+    return reported if reported <= snapshot.generation else 0
 
 
 def _listed(findings: Sequence[Finding]) -> str:
@@ -145,9 +149,7 @@ def compute(
     )
     generation = snapshot.generation
     status: dict[str, Any] = {
-        "observedGeneration": generation
-        if settled
-        else int(snapshot.status.get("observedGeneration") or 0),
+        "observedGeneration": generation if settled else _reported_generation(snapshot),
         "conditions": [
             *merge(snapshot.status.get("conditions") or (), conditions, generation, rfc3339(now)),
             *kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions}),
@@ -161,7 +163,7 @@ def compute(
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
         **live_fields(pipeline, graph, snapshot, desired, counts, diverged),
-        "sources": _sources(snapshot, desired),
+        "sources": _sources(graph, snapshot, desired),
         "warnings": [
             {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}
             for item in warnings[:WARNINGS_MAX]
@@ -209,7 +211,8 @@ def _ensemble(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _sources(snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
+def _sources(graph: Graph, snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
+    """Return what the sources resolved to; until a pod reports it, what the status reports."""
     for pod in snapshot.pods:
         report = pod.load_report() if pod.revision == desired else None
         if report is not None and report.ok:
@@ -227,11 +230,10 @@ def _sources(snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
                 }
                 for item in report.sources
             ]
-    return (
-        list(snapshot.status.get("sources") or ())
-        if snapshot.status.get("revision") == desired
-        else []
-    )
+    if snapshot.status.get("revision") != desired:
+        return []
+    keys = {fetch.key for fetch in graph.fetches}
+    return [item for item in snapshot.status.get("sources") or () if item.get("step") in keys]
 
 
 def kind_of(status: Mapping[str, Any]) -> ReasonKind:

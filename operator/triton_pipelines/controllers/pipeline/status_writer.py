@@ -6,7 +6,7 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -20,8 +20,11 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key
 
 from . import status as statuses
+from .foreign_status import foreign_fields, leaves_no_room, removal
 from .snapshot import Object, Snapshot
 from .status_events import Event, transitions
+
+_LOGGED_MAX: Final = 5
 
 _log = structlog.get_logger(__name__)
 
@@ -83,7 +86,7 @@ class StatusWriter:
         }
         since = self.store.mark()
         try:
-            applied = await self.client.apply_status({**body, "status": dict(status)})
+            applied = await self._apply({**body, "status": dict(status)}, pipeline)
         except NotFound:
             # Whatever the caches hold: the pipeline does not exist, and no event may come to report
             # its deletion.
@@ -92,6 +95,48 @@ class StatusWriter:
             return  # Another one of the name; its own event starts the next iteration.
         else:
             self.store.put(INFERENCE_PIPELINES, applied, since=since)
+
+    async def _apply(self, obj: Object, known: Object) -> Object:
+        """Apply a status, and remove what other field managers wrote into it.
+
+        Their list items may leave no room for those of the operator. Then they are removed first.
+
+        Args:
+            obj: The pipeline with its status to write.
+            known: The pipeline as it was observed.
+        """
+        try:
+            applied = await self.client.apply_status(obj)
+        except Invalid:
+            before = known.get("status") or {}
+            if not leaves_no_room(before, obj["status"]):
+                raise
+            await self._remove_foreign(known, obj["status"])
+            applied = await self.client.apply_status(obj)
+        return await self._remove_foreign(applied, obj["status"]) or applied
+
+    async def _remove_foreign(self, live: Object, status: Mapping[str, Any]) -> Object | None:
+        """Remove foreign fields; return the object, or ``None`` if there are none to remove.
+
+        An object that has changed meanwhile stays as it is: its own event starts an iteration.
+        """
+        pointers = foreign_fields(live.get("status") or {}, status)
+        if not pointers:
+            return None
+        metadata = live["metadata"]
+        try:
+            removed = await self.client.json_patch(
+                INFERENCE_PIPELINES,
+                metadata["namespace"],
+                metadata["name"],
+                removal(metadata, pointers),
+                manager=names.MANAGER_STATUS,
+                subresource="status",
+            )
+        except (Invalid, Conflict, NotFound):
+            return None
+        await _log.ainfo("fields of others removed from the status", fields=pointers[:_LOGGED_MAX])
+        return removed
 
     async def _report_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Report in the previous status that the new one was rejected; return the message."""
