@@ -127,4 +127,4 @@ def test_a_watch_shows_the_status_where_pods_cannot_be_read(
     ended = tritonpipe("scaling", "sentiment", "--watch", "-o", "json", "--kubeconfig", file)
     assert ended.code == 0
     assert json.loads(ended.out)["scaling"]["figures"][0]["requestsPerSecond"] == 200
-    assert "figures are those of the status" in ended.err
+    assert "the values are from the status" in ended.err

@@ -116,7 +116,9 @@ def test_a_pod_is_added_once_counts_have_been_of_no_help_for_a_minute() -> None:
     assert run(remembered(1), FULL, 55).count == 1
     grown = run(remembered(1), FULL, 60)
     assert grown.count == 3
-    assert "TokenizerBound: every pod has 4 tokenizer instances, and instances.max 4" in grown.reason
+    assert (
+        "TokenizerBound: every pod has 4 tokenizer instances, and instances.max 4" in grown.reason
+    )
     assert grown.state.pressed_since is None, "the next addition waits a minute, too"
     assert (
         run(
