@@ -495,8 +495,8 @@ _PODS: Final = Row(
         ),
         Panel(
             "Revisions",
-            "The newest revision, and the one that serves. They differ during a rollout and"
-            " after a rollback.",
+            "Newest revision of the pipeline, and the revision that serves. They differ during a"
+            " rollout and after a rollback.",
             "short",
             (
                 Query(

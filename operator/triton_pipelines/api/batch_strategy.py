@@ -23,8 +23,8 @@ class BatchStrategy(ApiModel):
         SourceSpec | None,
         Field(
             description=(
-                "The shared library; it becomes batchstrategy.so in the model's folder, where"
-                " Triton looks for it."
+                "The shared library. It is stored as batchstrategy.so in the model's folder, "
+                "where Triton looks for it."
             )
         ),
     ] = None
@@ -35,8 +35,8 @@ class BatchStrategy(ApiModel):
             max_length=256,
             pattern=LIBRARY_PATTERN,
             description=(
-                "A library in the model's source: its path below the model's folder, such as"
-                " 1/libvolume.so."
+                "Path of a library in the model's source, relative to the model's folder, such "
+                "as 1/libvolume.so."
             ),
         ),
     ] = None

@@ -30,8 +30,8 @@ class QueuePolicy(ApiModel):
             ge=0,
             le=2**31 - 1,
             description=(
-                "Maximum number of queued requests; further requests are rejected with 503. "
-                "0: no limit."
+                "Maximum number of queued requests. Further requests are rejected with status "
+                "503. 0 means no limit."
             ),
         ),
     ] = None
@@ -39,8 +39,8 @@ class QueuePolicy(ApiModel):
         TimeoutAction | None,
         Field(
             description=(
-                "REJECT (default) rejects a request that has waited too long; DELAY moves it "
-                "behind all others."
+                "What happens to a request that has waited too long. REJECT (the default) "
+                "rejects it; DELAY moves it to the end of the queue."
             )
         ),
     ] = None
@@ -49,11 +49,13 @@ class QueuePolicy(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Longest wait in the queue, in microseconds. 0: no limit.",
+            description=(
+                "Maximum time that a request waits in the queue, in microseconds. 0 means no limit."
+            ),
         ),
     ] = None
     allow_timeout_override: Annotated[
-        Switch | None, Field(description="Enabled: a request can set a shorter timeout.")
+        Switch | None, Field(description="If Enabled, a request can set a shorter timeout.")
     ] = None
 
     @property
@@ -74,7 +76,9 @@ class PriorityQueuePolicy(QueuePolicy):
     priority: Annotated[
         int,
         Field(
-            ge=1, le=MAX_PRIORITY_LEVELS, description=("The priority level; 1 is the most urgent.")
+            ge=1,
+            le=MAX_PRIORITY_LEVELS,
+            description="Priority level. Level 1 is the most urgent.",
         ),
     ]
 
@@ -91,14 +95,14 @@ class DynamicBatching(ApiModel):
     If omitted, it is on with Triton's defaults (unless sequenceBatching is set).
     """
 
-    mode: Annotated[Switch, Field(description="Disabled: the step runs one request at a time.")] = (
-        Switch.ENABLED
-    )
+    mode: Annotated[
+        Switch, Field(description="If Disabled, the step runs one request at a time.")
+    ] = Switch.ENABLED
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Batch sizes that run immediately.",
+            description="Batch sizes that are executed immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -107,12 +111,12 @@ class DynamicBatching(ApiModel):
         Field(
             ge=0,
             le=MAX_DELAY_MICROSECONDS,
-            description="Longest time that a request waits to be batched, in microseconds.",
+            description="Maximum time that a request waits to be batched, in microseconds.",
         ),
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Enabled: responses are returned in request order."),
+        Field(description="If Enabled, responses are returned in the order of the requests."),
     ] = None
     priority_levels: Annotated[
         int | None,
@@ -120,7 +124,7 @@ class DynamicBatching(ApiModel):
             ge=1,
             le=MAX_PRIORITY_LEVELS,
             description=(
-                "Number of priority levels; 1 is the most urgent. Default: no priorities."
+                "Number of priority levels. Level 1 is the most urgent. Default: no priorities."
             ),
         ),
     ] = None
@@ -135,7 +139,10 @@ class DynamicBatching(ApiModel):
     queue_policy: Annotated[
         QueuePolicy | None,
         Field(
-            description=("Limits of the queue, and of each priority that has no policy of its own.")
+            description=(
+                "Limits of the queue. They also apply to each priority level without its own "
+                "policy."
+            )
         ),
     ] = None
     priority_queue_policies: Annotated[
@@ -159,8 +166,9 @@ class DynamicBatching(ApiModel):
                 " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))"
             ),
             message=(
-                "mode Disabled cannot be combined with other settings, because Triton has no queue"
-                " policy without a batcher; remove them, or set mode to Enabled"
+                "mode Disabled cannot be combined with other settings, because Triton applies "
+                "them only in the dynamic batcher; remove the other settings, or set mode to "
+                "Enabled"
             ),
             holds=lambda b: (
                 b.mode is Switch.ENABLED
@@ -234,7 +242,7 @@ class DynamicBatching(ApiModel):
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
             " self.priorityLevels)",
-            message=("requires priorityLevels, and each priority must be at most priorityLevels"),
+            message="requires priorityLevels, and each priority must be at most priorityLevels",
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),

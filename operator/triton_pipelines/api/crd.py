@@ -39,22 +39,29 @@ def _condition(kind: str, field: str) -> str:
 
 PRINTER_COLUMNS = (
     _column("Ready", _condition("Ready", "status"), "Whether every pod serves the latest spec."),
-    _column("Replicas", ".status.readyReplicas", "Pods whose ensemble is ready.", "integer"),
+    _column(
+        "Replicas",
+        ".status.readyReplicas",
+        "Number of pods in which the ensemble is ready.",
+        "integer",
+    ),
     _column(
         "Tokenizers",
         ".status.tokenizer.summary",
-        "Tokenizer instances in a pod, and the maximum.",
+        "Current and maximum number of tokenizer instances in each pod.",
     ),
     _column(
         "Bottleneck",
         ".status.scaling.bottleneck",
-        "What limits the pipeline, according to scaling.",
+        "Bottleneck of the pipeline, as determined by live scaling.",
     ),
     # Without it, `kubectl get -w` would not show why a rollout waits or failed.
-    _column("Reason", _condition("Ready", "reason"), "Reason for the value of Ready."),
+    _column("Reason", _condition("Ready", "reason"), "Reason of the Ready condition."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
     _column("Revision", ".status.revision", "Revision of the latest spec.", priority=1),
-    _column("Message", _condition("Ready", "message"), "The cause, and what to do.", priority=1),
+    _column(
+        "Message", _condition("Ready", "message"), "Message of the Ready condition.", priority=1
+    ),
 )
 
 
@@ -70,7 +77,7 @@ def root_schema() -> dict[str, Any]:
         "properties": {
             "apiVersion": {
                 "type": "string",
-                "description": "Version of the schema of this object.",
+                "description": "Version of this object's schema.",
             },
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},

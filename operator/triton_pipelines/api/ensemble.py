@@ -13,18 +13,19 @@ from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
 
 
 class Ensemble(ApiModel):
-    """The pipeline's name, inputs and outputs, as seen by clients."""
+    """Name, inputs and outputs of the pipeline, as clients see them."""
 
     model_name: Annotated[
-        TritonName | None, Field(description="Name that clients call. Default: metadata.name.")
+        TritonName | None,
+        Field(description="Name of the model that clients call. Default: metadata.name."),
     ] = None
     inputs: Annotated[
         tuple[PublicInput, ...],
         Field(
             max_length=MAX_TENSORS,
             description=(
-                "Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then the"
-                " tensors that steps read from pipeline."
+                "Inputs of the pipeline, in this order. Default: the tokenizer's texts "
+                "(STRING, dims [1]), then the tensors that steps read from pipeline."
             ),
             json_schema_extra=BY_NAME,
         ),
@@ -33,8 +34,8 @@ class Ensemble(ApiModel):
         tuple[PublicOutput, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Outputs of any step, in this order. Default: all outputs of the "
-            "last step.",
+            description="Outputs that clients receive, in this order. They can come from any "
+            "step. Default: all outputs of the last step.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -44,8 +45,8 @@ class Ensemble(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Maximum rows per request; 0: dims include the batch axis. Default: the "
-                "minimum over all steps."
+                "Maximum number of rows per request. 0 means that dims include the batch axis. "
+                "Default: the minimum over all steps."
             ),
         ),
     ] = None
@@ -67,8 +68,8 @@ class Ensemble(ApiModel):
             ge=0,
             le=2**31 - 1,
             description=(
-                "Maximum number of requests in flight between two steps; requires server 25.11 or "
-                "newer. Default 0: no limit."
+                "Maximum number of requests in flight between two steps. Requires Triton 25.11 "
+                "or later. Default: 0, which means no limit."
             ),
         ),
     ] = None
@@ -76,8 +77,8 @@ class Ensemble(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: identical requests are served from Triton's local response "
-                "cache. Default: Disabled."
+                "If Enabled, identical requests are served from Triton's local response cache. "
+                "Default: Disabled."
             )
         ),
     ] = None

@@ -25,7 +25,9 @@ class ExampleInput(ApiModel):
     shape: Annotated[
         tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
         Field(
-            max_length=17, description="Its shape, with the batch axis.", json_schema_extra=ATOMIC
+            max_length=17,
+            description="Shape of the tensor, including the batch axis.",
+            json_schema_extra=ATOMIC,
         ),
     ]
     data: Annotated[
@@ -33,8 +35,8 @@ class ExampleInput(ApiModel):
         Field(
             min_length=1,
             max_length=4096,
-            description="Its elements as strings, in row-major order; a single element fills the "
-            "tensor.",
+            description="Elements of the tensor as strings, in row-major order. A single "
+            "element fills the whole tensor.",
             json_schema_extra=ATOMIC,
         ),
     ]
@@ -50,25 +52,25 @@ class Health(ApiModel):
         InferenceHealth,
         Field(
             description=(
-                "Auto: each ready pod is probed with an example request (optional for text "
-                "pipelines). Disabled: pods are not probed."
+                "If Auto, the operator sends an example request to each ready pod. Text "
+                "pipelines have a default example. If Disabled, pods are not probed."
             )
         ),
     ] = InferenceHealth.AUTO
     text: Annotated[
         Text | None,
-        Field(description="The example text, for every input of text. Default: a short sentence."),
+        Field(description="Example text for all text inputs. Default: a short sentence."),
     ] = None
     inputs: Annotated[
         tuple[ExampleInput, ...],
         Field(
             max_length=64,
-            description="An example request, for pipelines with inputs other than text.",
+            description="Example request for pipelines that have inputs other than text.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
     period_seconds: Annotated[
-        int, Field(ge=5, le=3600, description="Seconds between two test inferences.")
+        int, Field(ge=5, le=3600, description="Interval between two test inferences, in seconds.")
     ] = 30
 
     rules = (

@@ -94,8 +94,8 @@ class StepCopies(ApiModel):
             ge=1,
             le=MAX_INSTANCES,
             description=(
-                "A fixed count: per GPU for kind GPU, otherwise in total. Cannot be combined with "
-                "initial, min or max."
+                "Fixed number of instances: per GPU for kind GPU, in total otherwise. Cannot "
+                "be combined with initial, min or max."
             ),
         ),
     ] = None
@@ -108,7 +108,7 @@ class StepCopies(ApiModel):
         ),
     ] = None
     min: Annotated[
-        int | None, Field(ge=1, le=MAX_INSTANCES, description="Lowest count. Default 1.")
+        int | None, Field(ge=1, le=MAX_INSTANCES, description="Minimum count. Default: 1.")
     ] = None
     max: Annotated[
         int | None,
@@ -116,8 +116,8 @@ class StepCopies(ApiModel):
             ge=1,
             le=MAX_INSTANCES,
             description=(
-                "Maximum count; CPU and memory limits are sized for it. Default: 4, or initial if "
-                "that is higher."
+                "Maximum count. CPU and memory limits are sized for it. Default: 4, or initial "
+                "if that is higher."
             ),
         ),
     ] = None
@@ -125,10 +125,10 @@ class StepCopies(ApiModel):
         InstanceKind | None,
         Field(
             description=(
-                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). "
-                "Default: CPU for tokenizer, postprocess and steps; GPU for the model (CPU "
-                "if server.gpu.count is 0, MODEL for vllm). It does not request a GPU; "
-                "server.gpu does."
+                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: "
+                "CPU for tokenizer, postprocess and steps; GPU for the model (CPU if "
+                "server.gpu.count is 0, MODEL for vllm). This field does not request a GPU; "
+                "use server.gpu for that."
             )
         ),
     ] = None
@@ -138,8 +138,8 @@ class StepCopies(ApiModel):
         FieldRule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
             message=(
-                "is a fixed count and cannot be combined with initial, min and"
-                " max; remove count, or the others"
+                "is a fixed count and cannot be combined with initial, min and max; remove "
+                "count, or remove the other three fields"
             ),
             holds=lambda i: i.count is None or (i.initial, i.min, i.max) == (None, None, None),
             field="count",
@@ -202,7 +202,7 @@ GpuIndices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=63)], ...],
     Field(
         max_length=64,
-        description="Kind GPU: the pod's GPUs to run on, by index. Default: all.",
+        description="Indexes of the GPUs in the pod to run on, for kind GPU. Default: all GPUs.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     ),
 ]
@@ -210,7 +210,7 @@ ProfileIndices = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=PROFILE_PATTERN)], ...],
     Field(
         max_length=16,
-        description="TensorRT: indexes of optimization profiles, as strings.",
+        description="Indexes of TensorRT optimization profiles, as strings.",
         json_schema_extra=ATOMIC,
     ),
 ]
@@ -230,7 +230,9 @@ class InstanceGroup(ApiModel):
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="Instances: per GPU for kind GPU, otherwise in total. Default 1.",
+            description=(
+                "Number of instances: per GPU for kind GPU, in total otherwise. Default: 1."
+            ),
         ),
     ] = 1
     kind: Annotated[
@@ -258,8 +260,8 @@ class PlacedStepCopies(StepCopies):
         Field(
             max_length=MAX_GROUPS,
             description=(
-                "Several instance groups, such as two instances on one GPU and one on another."
-                " Their counts are fixed. Cannot be combined with other fields of instances."
+                "Instance groups with fixed counts, such as two instances on one GPU and one "
+                "on another. Cannot be combined with other fields of instances."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -312,9 +314,9 @@ class ModelInstances(PlacedStepCopies):
         Field(
             max_length=MAX_GROUPS,
             description=(
-                "Several instance groups, such as two instances on one GPU and one on another, or"
-                " one group for each TensorRT profile. Their counts are fixed. Cannot be combined"
-                " with other fields of instances."
+                "Instance groups with fixed counts, such as two instances on one GPU and one "
+                "on another, or one group for each TensorRT profile. Cannot be combined with "
+                "other fields of instances."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -326,7 +328,7 @@ class ModelInstances(PlacedStepCopies):
                 "!(has(self.groups) && size(self.groups) > 0) || !(has(self.profiles) &&"
                 " size(self.profiles) > 0)"
             ),
-            message=("cannot be combined with instances.profiles; set profiles in each group"),
+            message="cannot be combined with instances.profiles; set profiles in each group",
             holds=lambda i: not i.groups or not i.profiles,
             field="groups",
         ),
@@ -346,5 +348,5 @@ class ModelInstances(PlacedStepCopies):
 class InstanceResources(ApiModel):
     """Resources of one instance."""
 
-    cpu: Annotated[Quantity, Field(description="CPU of one instance.")] = "1"
-    memory: Annotated[Quantity, Field(description="Memory of one instance.")] = "400Mi"
+    cpu: Annotated[Quantity, Field(description="CPU that one instance requests.")] = "1"
+    memory: Annotated[Quantity, Field(description="Memory that one instance requests.")] = "400Mi"

@@ -44,7 +44,7 @@ class PlanVersions(LoadModel):
     @model_validator(mode="after")
     def _one(self) -> PlanVersions:
         if sum(value is not None for value in (self.latest, self.all, self.specific)) != 1:
-            raise ValueError("a version policy is exactly one of latest, all and specific")
+            raise ValueError("a version policy must set exactly one of latest, all and specific")
         return self
 
     @property

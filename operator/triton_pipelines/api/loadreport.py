@@ -226,8 +226,8 @@ def diverged_sources(
         was = f"revision {before.revision or 'none'}, sha256 {before.sha256 or 'unknown'}"
         now = f"revision {item.resolved_revision or 'none'}, sha256 {item.sha256 or 'unknown'}"
         message = (
-            f"{item.uri}: this pod loaded {now}, while this pipeline revision was first loaded from"
-            f" {was}"
+            f"{item.uri}: this pod loaded {now}, but the first pod of this pipeline revision "
+            f"loaded {was}"
         )
         findings.append(
             LoadFinding(step=item.step, reason=LoadReason.SOURCE_CHANGED, message=message)

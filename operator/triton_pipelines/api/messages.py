@@ -233,7 +233,7 @@ def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value):
             return "; remove the quotes"
         return (
-            "; omit the unit; it is part of the field name"
+            "; omit the unit, which is part of the field name"
             if isinstance(value, str) and re.match(r"[0-9]", value)
             else ""
         )

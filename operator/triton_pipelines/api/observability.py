@@ -20,7 +20,7 @@ class Tracing(ApiModel):
         Field(
             max_length=512,
             pattern=OTLP_PATTERN,
-            description="OTLP over HTTP, such as http://collector:4318/v1/traces.",
+            description="URL of the OTLP endpoint over HTTP, such as http://collector:4318/v1/traces.",
         ),
     ]
     sample_every: Annotated[
@@ -28,7 +28,7 @@ class Tracing(ApiModel):
         Field(
             ge=1,
             le=1_000_000_000,
-            description=("Sampling interval: one of this many requests is traced."),
+            description="Sampling interval: one request out of this number is traced.",
         ),
     ] = 1000
 
@@ -48,8 +48,9 @@ class Observability(ApiModel):
         Presence | None,
         Field(
             description=(
-                "Create a PodMonitor for the Prometheus operator. Auto: created if the cluster "
-                "has this kind. Enabled: also warns if it does not. Default: Auto."
+                "Whether to create a PodMonitor for the Prometheus operator. Auto creates it "
+                "if the cluster serves this kind. Enabled also reports a warning if the "
+                "cluster does not serve it. Default: Auto."
             )
         ),
     ] = None
@@ -57,7 +58,8 @@ class Observability(ApiModel):
         Presence | None,
         Field(
             description=(
-                "A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto."
+                "Whether to create a PrometheusRule with the pipeline's recording rules and "
+                "alerts. Default: Auto."
             )
         ),
     ] = None
@@ -66,8 +68,8 @@ class Observability(ApiModel):
         Tracing | None,
         Field(
             description=(
-                "Traces. Triton reads this only at startup, so a change creates a new "
-                "revision. Default: none."
+                "Export of traces. Triton reads these settings only at startup, so a change "
+                "creates a new revision. Default: no traces."
             )
         ),
     ] = None

@@ -31,9 +31,11 @@ class VersionPolicy(ApiModel):
 
     latest: Annotated[
         int | None,
-        Field(ge=1, le=64, description="Number of newest versions to serve."),
+        Field(ge=1, le=64, description="Number of most recent versions to serve."),
     ] = None
-    all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
+    all: Annotated[AllVersions | None, Field(description="Serves every version. Set it to {}.")] = (
+        None
+    )
     specific: Annotated[
         tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
         Field(
@@ -73,8 +75,8 @@ class Warmup(ApiModel):
         Switch,
         Field(
             description=(
-                "Disabled: no warm-up. Triton 24.10 exits if a warm-up fails: enable it only for"
-                " inputs that are known to work."
+                "If Disabled, instances are not warmed up. Triton 24.10 exits if a warm-up "
+                "fails, so enable it only for inputs that are known to work."
             )
         ),
     ] = Switch.ENABLED
@@ -83,8 +85,8 @@ class Warmup(ApiModel):
         Field(
             max_length=16,
             description=(
-                "Rows of each inference. Default: 1, the preferred batch sizes and, on GPUs,"
-                " maxBatchSize."
+                "Number of rows in each inference. Default: 1, the preferred batch sizes and, "
+                "on GPUs, maxBatchSize."
             ),
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
@@ -116,14 +118,14 @@ class TensorRT(ApiModel):
 
     precision: Annotated[
         Precision | None,
-        Field(description="FP32 (the default), FP16, BF16 or INT8 with a calibration table."),
+        Field(description="FP32 (the default), FP16, BF16, or INT8 with a calibration table."),
     ] = None
     engine_cache: Annotated[
         Switch | None,
         Field(
             description=(
-                "Enabled: built engines are cached outside the model's folder, on "
-                "server.modelCache if that is set. Default: Disabled."
+                "If Enabled, engines are cached outside the model's folder (on "
+                "server.modelCache if that is set). Default: Disabled."
             )
         ),
     ] = None
@@ -133,12 +135,14 @@ class TensorRT(ApiModel):
             min_length=1,
             max_length=128,
             pattern=TABLE_PATTERN,
-            description="INT8: name of the calibration table, a file next to the model's file.",
+            description=(
+                "Name of the calibration table for INT8. The file must be next to the model's file."
+            ),
         ),
     ] = None
     workspace_mebibytes: Annotated[
         int | None,
-        Field(ge=1, le=1_048_576, description="Maximum scratch memory of an engine, in MiB."),
+        Field(ge=1, le=1_048_576, description="Maximum workspace memory of an engine, in MiB."),
     ] = None
 
     rules = (
@@ -152,9 +156,9 @@ class TensorRT(ApiModel):
 
 
 class Optimization(ApiModel):
-    """How the backend optimizes the file. For other settings, use configPatch."""
+    """Optimizations that the backend applies to the file. For other settings, use configPatch."""
 
-    tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = (
+    tensorrt: Annotated[TensorRT | None, Field(description="Runs the ONNX file with TensorRT.")] = (
         None
     )
 
@@ -164,17 +168,17 @@ class LengthProfile(ApiModel):
 
     min: Annotated[
         int | None,
-        Field(ge=1, le=MAX_TOKENS, description=("Minimum number of tokens in a row. Default 1.")),
+        Field(ge=1, le=MAX_TOKENS, description="Minimum number of tokens in a row. Default: 1."),
     ] = None
     max: Annotated[
-        int, Field(ge=1, le=MAX_TOKENS, description=("Maximum number of tokens in a row."))
+        int, Field(ge=1, le=MAX_TOKENS, description="Maximum number of tokens in a row.")
     ]
     min_batch_size: Annotated[
         int | None,
-        Field(ge=1, le=MAX_BATCH, description=("Minimum number of rows in a batch. Default 1.")),
+        Field(ge=1, le=MAX_BATCH, description="Minimum number of rows in a batch. Default: 1."),
     ] = None
     max_batch_size: Annotated[
-        int, Field(ge=1, le=MAX_BATCH, description=("Maximum number of rows in a batch."))
+        int, Field(ge=1, le=MAX_BATCH, description="Maximum number of rows in a batch.")
     ]
 
     rules = (
@@ -198,20 +202,20 @@ class TokenLengths(ApiModel):
 
     min: Annotated[
         int | None,
-        Field(ge=1, le=MAX_TOKENS, description=("Minimum number of tokens in a row. Default 1.")),
+        Field(ge=1, le=MAX_TOKENS, description="Minimum number of tokens in a row. Default: 1."),
     ] = None
     max: Annotated[
-        int | None, Field(ge=1, le=MAX_TOKENS, description=("Maximum number of tokens in a row."))
+        int | None, Field(ge=1, le=MAX_TOKENS, description="Maximum number of tokens in a row.")
     ] = None
     profiles: Annotated[
         tuple[LengthProfile, ...],
         Field(
             max_length=16,
             description=(
-                "Instead of min and max: the optimization profiles of a TensorRT plan, in order."
-                " Every length that padding creates must fit, with up to maxBatchSize rows, a"
-                " profile in instances.profiles (default: the first). Buckets default to the max"
-                " of the profiles."
+                "Optimization profiles of a TensorRT plan, in order. Replaces min and max. "
+                "Every padded length must fit a profile in instances.profiles (default: the "
+                "first profile) with up to maxBatchSize rows. Buckets default to the maximum "
+                "lengths of the profiles."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -246,7 +250,7 @@ class Vllm(ApiModel):
         Passthrough,
         Field(
             description=(
-                "Arguments of vLLM's AsyncEngineArgs, written to model.json unchanged. "
+                "Fields of vLLM's AsyncEngineArgs. They are written to model.json unchanged. "
                 "Omit model if source contains the weights."
             ),
             json_schema_extra={FORM: OpenForm.ENGINE_ARGS},

@@ -72,7 +72,7 @@ _SHOWN_PARTS = 4
 def _too_deep(path: tuple[int | str, ...]) -> Finding:
     return Finding(
         written(path[:_SHOWN_PARTS]),
-        f"is nested more than {MAX_DOCUMENT_DEPTH} levels deep in the document; remove levels",
+        f"is nested more than {MAX_DOCUMENT_DEPTH} levels deep in the document; use fewer levels",
         code=FindingCode.TOO_LARGE,
     )
 
@@ -80,8 +80,8 @@ def _too_deep(path: tuple[int | str, ...]) -> Finding:
 def _too_large(excess: SpecSize) -> Finding:
     return Finding(
         excess.largest,
-        f"the spec has {excess.total} bytes as JSON, but can have at most {MAX_SPEC_BYTES}; "
-        "shorten this field, which is the largest",
+        f"the spec has {excess.total} bytes as JSON, but at most {MAX_SPEC_BYTES} bytes are "
+        "allowed; shorten this field, which is the largest",
         code=FindingCode.TOO_LARGE,
     )
 

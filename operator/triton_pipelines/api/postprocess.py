@@ -16,7 +16,7 @@ from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
 
 class PostprocessType(StrEnum):
-    """How the model's outputs are processed."""
+    """Processing of the model's outputs."""
 
     NONE = "None"
     SOFTMAX = "Softmax"
@@ -40,25 +40,33 @@ class Postprocess(ApiModel):
         PostprocessType | None,
         Field(
             description=(
-                "None (the default): the pipeline returns the model's outputs. Softmax, "
-                "Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. "
-                "Python: a custom model.py."
+                "None (the default) returns the model's outputs. Softmax and Sigmoid return "
+                "probabilities and labels. MeanPooling and FirstToken return an embedding. "
+                "Python runs a custom model.py."
             )
         ),
     ] = None
     from_: Annotated[
         TensorReference | None,
-        Field(alias="from", description="The tensor it reads. Default: the model's first output."),
+        Field(
+            alias="from",
+            description="Tensor that this step reads. Default: the model's first output.",
+        ),
     ] = None
     mask_from: Annotated[
         TensorReference | None,
-        Field(description="Mask for MeanPooling. Default: the tokenizer's AttentionMask."),
+        Field(
+            description=(
+                "Tensor with the attention mask for MeanPooling. Default: the tokenizer's "
+                "AttentionMask."
+            )
+        ),
     ] = None
     labels: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
         Field(
             max_length=4096,
-            description="Names of the classes, in the model's order.",
+            description="Names of the classes, in the order of the model's outputs.",
             json_schema_extra={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
@@ -67,19 +75,23 @@ class Postprocess(ApiModel):
         Field(
             ge=1,
             le=4096,
-            description="Number of labels and scores to return, best first. Default: 1.",
+            description=(
+                "Number of labels and scores to return, in descending order of score. Default: 1."
+            ),
         ),
     ] = None
     normalize: Annotated[
-        Switch | None, Field(description="Enabled (the default): embeddings have unit length.")
+        Switch | None,
+        Field(description="If Enabled (the default), embeddings are normalized to unit length."),
     ] = None
-    python: Annotated[CustomCode | None, Field(description="Type Python: the code.")] = None
+    python: Annotated[CustomCode | None, Field(description="Custom code, for type Python.")] = None
     inputs: Annotated[
         tuple[InputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
             description=(
-                "Type Python: its input tensors. Default: the model's outputs with the same names."
+                "Input tensors, for type Python. By default, each reads the model's output of "
+                "the same name."
             ),
             json_schema_extra=BY_NAME,
         ),
@@ -88,24 +100,25 @@ class Postprocess(ApiModel):
         tuple[OutputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Type Python: its output tensors. Required for type Python.",
+            description="Output tensors. Required for type Python.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    instances: Annotated[PlacedStepCopies, Field(description="Number of processes in a pod.")] = (
-        PlacedStepCopies()
-    )
+    instances: Annotated[
+        PlacedStepCopies, Field(description="Number of processes in each pod.")
+    ] = PlacedStepCopies()
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
             description=(
-                "Resources of one instance. Default: 100m and 256Mi; cpu 1 and 400Mi if it is"
-                " scaled."
+                "Resources of one instance. Default: 100m and 256Mi, or 1 CPU and 400Mi if the "
+                "step is scaled."
             )
         ),
     ] = None
     dynamic_batching: Annotated[
-        DynamicBatching | None, Field(description="Batching of this step. Default: on.")
+        DynamicBatching | None,
+        Field(description="Dynamic batching of this step. Enabled by default."),
     ] = None
     config_patch: Annotated[
         Passthrough | None,
@@ -165,7 +178,7 @@ class Postprocess(ApiModel):
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message=("is required for type Python; list each output tensor with dataType and dims"),
+            message="is required for type Python; list each output tensor with dataType and dims",
             holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),

@@ -28,7 +28,9 @@ class ConfigMapKey(ApiModel):
     """A key of a ConfigMap in the pipeline's namespace."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap.")]
-    key: Annotated[DataKey, Field(description="Key whose text is used.")] = "model.py"
+    key: Annotated[DataKey, Field(description="Key in the ConfigMap that contains the text.")] = (
+        "model.py"
+    )
 
 
 class Code(ApiModel):
@@ -38,17 +40,22 @@ class Code(ApiModel):
     """
 
     inline: Annotated[
-        str | None, Field(min_length=1, max_length=65536, description="The code itself.")
+        str | None, Field(min_length=1, max_length=65536, description="Source code of model.py.")
     ] = None
     config_map_key_ref: Annotated[
         ConfigMapKey | None,
-        Field(description="A ConfigMap with the code. Changing it creates a new revision."),
+        Field(
+            description=(
+                "Key of a ConfigMap that contains the code. A change to it creates a new revision."
+            )
+        ),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
             description=(
-                "A file with the code, or a folder with model.py and the modules it imports."
+                "A file that contains the code, or a folder that contains model.py and the "
+                "modules that it imports."
             )
         ),
     ] = None
@@ -68,7 +75,7 @@ class Code(ApiModel):
 class SideFile(ApiModel):
     """A file or folder stored next to model.py."""
 
-    source: Annotated[SourceSpec, Field(description="The file, or a folder.")]
+    source: Annotated[SourceSpec, Field(description="A file or folder.")]
     path: Annotated[
         str | None,
         Field(
@@ -76,8 +83,8 @@ class SideFile(ApiModel):
             max_length=256,
             pattern=SIDE_PATH_PATTERN,
             description=(
-                "Its path below the folder of model.py. Default: the file name; required for a"
-                " folder."
+                "Path relative to the folder of model.py. Required for a folder. Default: the "
+                "file name."
             ),
         ),
     ] = None
@@ -113,8 +120,8 @@ class CodeParts(ApiModel):
         Environment | None,
         Field(
             description=(
-                "A packed Python environment. Default: the Python of the image; nothing is "
-                "installed when a pod starts."
+                "A packed Python environment. Nothing is installed when a pod starts. Default: "
+                "the Python installation of the image."
             )
         ),
     ] = None
@@ -133,7 +140,7 @@ class Python(CodeParts):
         Runner | None,
         Field(
             description=(
-                "OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image."
+                "OnnxRuntime runs an ONNX file with the onnxruntime package of the server image."
             )
         ),
     ] = None

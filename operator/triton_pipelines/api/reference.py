@@ -31,30 +31,31 @@ CONDITION_MEANING: Mapping[ConditionType, str] = {
         "Every pod serves the latest spec. True with reason Suspended if no pods are desired."
     ),
     ConditionType.AVAILABLE: (
-        "A revision serves requests; a bad change makes Ready False while Available stays True."
+        "A revision serves requests. After a failed change, Ready is False, but Available "
+        "remains True."
     ),
     ConditionType.RECONCILING: (
         "The operator is applying the spec or waiting for something external."
     ),
     ConditionType.STALLED: "You must change the spec or an object that it references.",
     ConditionType.MODELS_READY: (
-        "Triton reports every model in every pod as ready; otherwise, the message contains "
-        "the pod and Triton's reason."
+        "Triton reports every model in every pod as ready. Otherwise, the message names the "
+        "pod and contains Triton's reason."
     ),
     ConditionType.METRICS_AVAILABLE: (
         "The metrics of every ready pod are current and plausible. Otherwise, counts do "
         "not decrease, and the message states what to check."
     ),
-    ConditionType.SCALING_ACTIVE: "Counts follow the load; otherwise, the message states why not.",
+    ConditionType.SCALING_ACTIVE: "Counts follow the load. Otherwise, the message states why not.",
     ConditionType.SCALING_LIMITED: (
-        "The bounds, CPU, memory or the GPU step do not allow what the load requires; the "
-        "message names the limit."
+        "The load requires more instances than the bounds, the CPU, the memory or the GPU step "
+        "allow. The message names the limit."
     ),
 }
 
 KIND_MEANING: Mapping[ReasonKind, str] = {
     ReasonKind.FINE: "nothing to do",
-    ReasonKind.WAITING: "waiting for something external; the operator watches it",
+    ReasonKind.WAITING: "waiting for something external, which the operator watches",
     ReasonKind.STALLED: "change the spec or an object that it references",
     ReasonKind.TRANSIENT: "the operator retries with exponential back-off",
 }
@@ -62,65 +63,73 @@ KIND_MEANING: Mapping[ReasonKind, str] = {
 REASON_MEANING: Mapping[Reason, str] = {
     Reason.SUCCEEDED: "The cluster matches the spec.",
     Reason.SERVING: "Requests are answered.",
-    Reason.SUSPENDED: "`spec.suspend` is Enabled: no pods run; set it to Disabled to serve again.",
-    Reason.ADVISORY: "`scaling.mode` is Advisory: decisions are published but not applied.",
+    Reason.SUSPENDED: (
+        "`spec.suspend` is Enabled, so no pods run. Set it to Disabled to serve requests again."
+    ),
+    Reason.ADVISORY: "`scaling.mode` is Advisory, so decisions are published but not applied.",
     Reason.BOUNDS_REACHED: "The count is at `instances.min` or `instances.max`.",
     Reason.TOKENIZER_BOUND: "The tokenizer limits the pipeline.",
-    Reason.STEP_BOUND: "Another CPU step limits the pipeline.",
+    Reason.STEP_BOUND: "A CPU step other than the tokenizer limits the pipeline.",
     Reason.CPU_BOUND: (
-        "The container uses all of its CPU, so another instance would not help; raise "
+        "The container uses its entire CPU limit, so another instance would not help. Raise "
         "`server.resources.limits.cpu`."
     ),
     Reason.GPU_BOUND: (
-        "The GPU step is busy, so more tokenizers would not help; add pods, or improve batching."
+        "The GPU step is fully utilized, so more tokenizers would not help. Add pods, or "
+        "improve batching."
     ),
     Reason.CPU_CONTENDED: (
-        "Other users of the container's CPU, such as library threads, take CPU from the "
+        "Other threads in the container, such as those of libraries, take CPU time from the "
         "scaled steps."
     ),
-    Reason.NO_PROGRESS: "Requests are waiting, but none completes: a process might have died.",
+    Reason.NO_PROGRESS: (
+        "Requests are waiting, but none of them completes. A process might have died."
+    ),
     Reason.BATCHING_INEFFECTIVE: (
-        "The GPU step runs requests one at a time although others are waiting, because "
-        "their shapes differ; see `tokenizer.padding`."
+        "The GPU step runs requests one at a time, although others are waiting, because their "
+        "shapes differ. See `tokenizer.padding`."
     ),
     Reason.REPLICAS_OWNER_CONFLICT: (
-        "Two controllers set the number of pods. The message names both, states which one "
-        "is in effect, and how to keep only one."
+        "Two controllers set the number of pods. The message names both, states whose value is "
+        "in effect, and explains how to keep only one of them."
     ),
     Reason.CPU_OWNER_CONFLICT: (
-        "Another controller resizes the pods in place. The message names it, and the "
-        "operator does not change the CPU."
+        "Another controller resizes the pods in place. The message names it, and the operator "
+        "does not change the CPU of the pods."
     ),
     Reason.METRICS_MISSING: (
-        "There are no metrics for the pods; the message states what to check. Counts do "
-        "not decrease."
+        "There are no metrics for the pods. The message states what to check. Instance counts "
+        "do not decrease."
     ),
     Reason.METRICS_STALE: (
-        "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies."
+        "The newest metrics are too old. After `scaling.staleAfterSeconds`, the fallback applies."
     ),
-    Reason.METRICS_PARTIAL: "Metrics are missing for some pods or models. Counts do not decrease.",
+    Reason.METRICS_PARTIAL: (
+        "Metrics are missing for some pods or models. Instance counts do not decrease."
+    ),
     Reason.PROMETHEUS_ERROR: "Prometheus returns an error or times out.",
     Reason.ACTUATION_FAILED: (
-        "A count could not be changed in a pod; the message contains Triton's reason. The "
-        "old count stays in effect, and the change is retried with exponential back-off."
+        "An instance count could not be changed in a pod. The message contains Triton's "
+        "reason. The old count remains in effect, and the operator retries the change with "
+        "exponential back-off."
     ),
-    Reason.PROGRESSING: "A rollout is under way.",
+    Reason.PROGRESSING: "A rollout is in progress.",
     Reason.PREFLIGHT: (
-        "A Job without GPUs runs the loader's checks of the new revision, before a serving pod is"
-        " removed for it."
+        "A Job without GPUs runs the loader's checks of the new revision before a serving pod "
+        "is removed to make room for it."
     ),
     Reason.DRAINING: "Pods of older revisions are finishing their requests.",
     Reason.WAITING_FOR_GPU: (
-        "No node has the GPUs that a pod requests; the message lists the request and what "
-        "the nodes offer."
+        "No node has the GPUs that a pod requests. The message lists the request and the GPUs "
+        "of the nodes."
     ),
     Reason.WAITING_FOR_RESOURCES: (
         "No node has the CPU, memory or other resource that a pod requests."
     ),
-    Reason.WAITING_FOR_PODS: "The pods are starting; the state of their models is not known yet",
+    Reason.WAITING_FOR_PODS: "The pods are starting. The state of their models is not known yet",
     Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
     Reason.SOURCE_UNAVAILABLE: (
-        "A source cannot be fetched; the message names the URI, never the credential. "
+        "A source cannot be fetched. The message names the URI, but never the credentials. "
         "Check that the source exists and that the credentials in secretRef can read it."
     ),
     Reason.INVALID_CERTIFICATE: (
@@ -129,16 +138,16 @@ REASON_MEANING: Mapping[Reason, str] = {
         "Running pods continue to serve."
     ),
     Reason.IMAGE_UNAVAILABLE: (
-        "The Triton image cannot be pulled; check `spec.server.image` and"
-        " `spec.server.imagePullSecrets`."
+        "The Triton image cannot be pulled. Check `spec.server.image` and "
+        "`spec.server.imagePullSecrets`."
     ),
     Reason.NO_PODS: "No pod is ready to serve requests.",
     Reason.PAUSED: (
-        f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to continue."
+        f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes. Remove it to continue."
     ),
     Reason.INVALID_SPEC: (
-        "The spec violates the operator's or Triton's rules; the message lists all findings with"
-        " their fields. The running version keeps serving."
+        "The spec violates rules of the operator or of Triton. The message lists all findings "
+        "with their fields. The running version keeps serving."
     ),
     Reason.ROLLOUT_FAILED: (
         "The new revision made no progress within `spec.rollout.progressDeadlineSeconds`."
@@ -148,48 +157,45 @@ REASON_MEANING: Mapping[Reason, str] = {
         " revision serves again."
     ),
     Reason.SLO_VIOLATED: (
-        "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; "
-        "the message contains both figures."
+        "Appears in the message of RolledBack, with both values of the p99. The new revision "
+        "violated `spec.slo`."
     ),
     Reason.TUNING_STALE: (
-        "In `status.warnings`: `status.tuning` was measured on a revision other than the "
-        "serving one."
+        "Appears in `status.warnings`. The results in `status.tuning` were measured on a "
+        "revision that no longer serves."
     ),
     Reason.MODEL_MISMATCH: (
-        "The model's file does not match the spec: its inputs or outputs differ, it "
-        "accepts fewer token IDs than the tokenizer emits, or only rows shorter than "
-        "`tokenizer.maxLength`. The message shows both sides."
+        "The model's file does not match the spec: its inputs or outputs differ, it accepts "
+        "fewer token IDs than the tokenizer emits, or it accepts only rows shorter than "
+        "`tokenizer.maxLength`. The message shows the values in the file and in the spec."
     ),
     Reason.SOURCE_CHANGED: (
-        "An unpinned source no longer provides the content with which this pipeline "
-        "revision was started; pin the source, or change the spec."
+        "An unpinned source no longer provides the content that this pipeline revision was "
+        "started with. Pin the source, or change the spec."
     ),
     Reason.CHECKSUM_MISMATCH: "The SHA-256 digest of a file differs from the one in its source.",
-    Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be loaded as a tokenizer.",
+    Reason.INVALID_TOKENIZER: "The tokenizer cannot be loaded from its files.",
     Reason.RAGGED_UNSUPPORTED: (
-        "The model's file cannot be adapted to ragged batches, which "
-        "`spec.tokenizer.padding: Ragged` requires; the message states why. Auto falls "
-        "back automatically."
+        "The model's file cannot be adapted to ragged batches, as `spec.tokenizer.padding: "
+        "Ragged` requires. The message states why. With Auto, another mode is used instead."
     ),
-    Reason.MODEL_FAILED: "Triton cannot load a model; the message quotes Triton's error.",
+    Reason.MODEL_FAILED: "Triton cannot load a model. The message quotes Triton's error.",
     Reason.NAME_CONFLICT: (
-        "An object with a name that the pipeline needs has another owner; rename the "
-        "pipeline or remove that object."
+        "An object whose name the pipeline needs has another owner. Rename the pipeline, or "
+        "remove that object."
     ),
-    Reason.INFERENCE_FAILED: "Triton reports ready, but a test inference fails.",
+    Reason.INFERENCE_FAILED: "Triton reports that it is ready, but a test inference fails.",
     Reason.API_ERROR: (
-        "The Kubernetes API server rejects an object or a pod of the pipeline (quota, "
-        "admission, a missing service account or permission); the message quotes its error."
+        "The Kubernetes API server rejects an object or a pod of the pipeline (quota, admission, "
+        "a missing service account or permission). The message quotes its error."
     ),
     Reason.PERMISSION_DENIED: (
-        "The service account that the operator impersonates lacks a permission; the "
-        "message names the account, the object and the verbs."
+        "The service account that the operator impersonates lacks a permission. The message "
+        "names the account, the object and the verbs."
     ),
     Reason.NO_SPACE: "The volume for sources is full.",
-    Reason.SERVER_CRASHED: "Triton exited; the message contains the end of its log.",
-    Reason.INTERNAL_ERROR: (
-        "An error in the operator or in a source's server; see the operator's log."
-    ),
+    Reason.SERVER_CRASHED: "Triton exited. The message contains the end of its log.",
+    Reason.INTERNAL_ERROR: "An error in the operator or in a source's server. See the logs.",
 }
 
 

@@ -14,10 +14,12 @@ from .tensors import BY_NAME, MAX_TENSORS
 class RepeatedInput(ApiModel):
     """One connected input of a repeated step."""
 
-    name: Annotated[TensorName, Field(description="An input of the repeated step's model.")]
+    name: Annotated[TensorName, Field(description="Name of an input of the repeated step's model.")]
     from_: Annotated[
         TensorReference,
-        Field(alias="from", description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT."),
+        Field(
+            alias="from", description="Tensor that this input reads: STEP.OUTPUT or pipeline.INPUT."
+        ),
     ]
 
 
@@ -31,8 +33,8 @@ class RepeatedStep(ApiModel):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name used in from: a DNS label; tokenizer, model, postprocess and pipeline are"
-                " reserved."
+                "Name that from fields refer to. It must be a DNS label. The names tokenizer, "
+                "model, postprocess and pipeline are reserved."
             ),
         ),
     ]
@@ -50,7 +52,7 @@ class RepeatedStep(ApiModel):
         Field(
             min_length=1,
             max_length=MAX_TENSORS,
-            description="All inputs that the step reads; only optional inputs can be omitted.",
+            description="Inputs that the step reads. Only optional inputs can be omitted.",
             json_schema_extra=BY_NAME,
         ),
     ]

@@ -11,7 +11,7 @@ from .base import ApiModel
 
 
 class RolloutStrategy(StrEnum):
-    """How a new revision replaces the old one."""
+    """Strategy by which a new revision replaces the old one."""
 
     AUTO = "Auto"
     SURGE = "Surge"
@@ -33,9 +33,9 @@ class RolloutSpec(ApiModel):
         RolloutStrategy,
         Field(
             description=(
-                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate "
-                "removes all; Auto tries Surge and falls back to NoSurge if no node has "
-                "capacity for another pod."
+                "How pods are replaced. Surge starts a new pod first, NoSurge removes one old "
+                "pod first, and Recreate removes all old pods first. Auto tries Surge and "
+                "falls back to NoSurge if no node has capacity for another pod."
             )
         ),
     ] = RolloutStrategy.AUTO
@@ -43,15 +43,17 @@ class RolloutSpec(ApiModel):
         PreflightMode,
         Field(
             description=(
-                "Auto: before a serving pod is removed to make room for a new revision, a Job"
-                " without GPUs runs the loader's checks of that revision. Disabled: no Job runs."
+                "If Auto, a Job without GPUs runs the loader's checks of a new revision before "
+                "a serving pod is removed to make room for it. If Disabled, no Job runs."
             )
         ),
     ] = PreflightMode.AUTO
     progress_deadline_seconds: Annotated[
         int,
         Field(
-            ge=10, le=86400, description="Seconds without progress after which the rollout fails."
+            ge=10,
+            le=86400,
+            description="Time without progress after which a rollout fails, in seconds.",
         ),
     ] = 900
     drain_seconds: Annotated[
@@ -60,8 +62,8 @@ class RolloutSpec(ApiModel):
             ge=0,
             le=3600,
             description=(
-                "Seconds that a terminating pod waits before Triton stops; also Triton's "
-                "exit timeout."
+                "Time that a terminating pod waits before Triton stops, in seconds. It is also "
+                "Triton's exit timeout."
             ),
         ),
     ] = 30
@@ -70,6 +72,6 @@ class RolloutSpec(ApiModel):
         Field(
             ge=1,
             le=20,
-            description=("Number of old revisions whose ConfigMaps and ReplicaSets are kept."),
+            description="Number of old revisions for which ConfigMaps and ReplicaSets are kept.",
         ),
     ] = 3

@@ -34,7 +34,7 @@ class CpuResize(StrEnum):
 
 
 class Windows(ApiModel):
-    """Time windows of the signals."""
+    """Time windows over which the signals are computed."""
 
     fast_seconds: Annotated[
         int | None,
@@ -42,8 +42,8 @@ class Windows(ApiModel):
             ge=2,
             le=600,
             description=(
-                "Window for scale-up decisions, in seconds; at least 2.2 scrape intervals. "
-                "Default: 12; 6 if pods are scraped directly."
+                "Window for scale-up decisions, in seconds. It must span at least 2.2 scrape "
+                "intervals. Default: 12, or 6 if the operator scrapes the pods directly."
             ),
         ),
     ] = None
@@ -76,8 +76,9 @@ class ScaleUp(ApiModel):
             ge=0,
             le=3600,
             description=(
-                "Seconds to wait after one scale-up before the next. Default: until the first "
-                "scrape after the change took effect; 8 s until a change has been measured."
+                "Time between two scale-ups, in seconds. By default, the operator waits for "
+                "the first scrape after the change took effect, or 8 s until it has measured "
+                "how long a change takes."
             ),
         ),
     ] = None
@@ -92,7 +93,8 @@ class ScaleDown(ApiModel):
             ge=0,
             le=86400,
             description=(
-                "Seconds for which a lower count must be sufficient before the count is reduced."
+                "Time for which a lower count must be sufficient before the count is reduced, "
+                "in seconds."
             ),
         ),
     ] = 180
@@ -102,8 +104,8 @@ class ScaleDown(ApiModel):
             ge=1,
             le=100,
             description=(
-                "Largest percentage of the instances that one scale-down removes; at least one"
-                " instance."
+                "Maximum percentage of the instances that one scale-down removes. At least one "
+                "instance is removed."
             ),
         ),
     ] = 33
@@ -112,7 +114,9 @@ class ScaleDown(ApiModel):
 class PodBounds(ApiModel):
     """Bounds of the number of pods, if live scaling sets it."""
 
-    min: Annotated[int | None, Field(ge=1, le=10000, description="Fewest pods. Default 1.")] = None
+    min: Annotated[
+        int | None, Field(ge=1, le=10000, description="Minimum number of pods. Default: 1.")
+    ] = None
     max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
 
     rules = (
@@ -140,7 +144,8 @@ class Scaling(ApiModel):
         ScalingMode,
         Field(
             description=(
-                "Active changes counts; Advisory only publishes decisions; Disabled does nothing."
+                "Active changes instance counts. Advisory publishes decisions but does not "
+                "apply them. Disabled turns scaling off."
             )
         ),
     ] = ScalingMode.ACTIVE
@@ -158,31 +163,45 @@ class Scaling(ApiModel):
             ge=10,
             le=100,
             description=(
-                "If no requests wait, a step is scaled up only from this utilization, in percent. "
-                "Default: 80, or the target if that is higher."
+                "Minimum utilization, in percent, at which a step without waiting requests is "
+                "scaled up. Default: 80, or the target if that is higher."
             ),
         ),
     ] = None
-    windows: Annotated[Windows, Field(description="Time windows of the signals.")] = Windows()
-    scale_up: Annotated[ScaleUp, Field(description="How counts increase.")] = ScaleUp()
-    scale_down: Annotated[ScaleDown, Field(description="How counts decrease.")] = ScaleDown()
+    windows: Annotated[
+        Windows, Field(description="Time windows over which the signals are computed.")
+    ] = Windows()
+    scale_up: Annotated[
+        ScaleUp, Field(description="Behavior of increases in the instance count.")
+    ] = ScaleUp()
+    scale_down: Annotated[
+        ScaleDown, Field(description="Behavior of decreases in the instance count.")
+    ] = ScaleDown()
     backlog_drain_seconds: Annotated[
-        int, Field(ge=1, le=3600, description="Seconds within which a backlog should be processed.")
+        int,
+        Field(
+            ge=1,
+            le=3600,
+            description="Time within which a backlog should be processed, in seconds.",
+        ),
     ] = 10
     stale_after_seconds: Annotated[
         int,
         Field(
             ge=10,
             le=3600,
-            description="Age in seconds at which metrics count as missing and fallback applies.",
+            description=(
+                "Age, in seconds, from which metrics are treated as missing and the fallback "
+                "applies."
+            ),
         ),
     ] = 60
     fallback: Annotated[
         ScalingFallback,
         Field(
             description=(
-                "Behavior without metrics: RecentMax (highest count of the last 15 minutes) and"
-                " Initial only raise counts; Hold changes nothing."
+                "Behavior without metrics. RecentMax raises the count to the highest of the "
+                "last 15 minutes, Initial raises it to the initial count, and Hold keeps it."
             )
         ),
     ] = ScalingFallback.RECENT_MAX
@@ -192,8 +211,8 @@ class Scaling(ApiModel):
             ge=1,
             le=120,
             description=(
-                "Number of direction changes per hour after which counts only increase until the "
-                "hour is over."
+                "Number of direction changes within an hour after which the count does not "
+                "decrease until the hour is over."
             ),
         ),
     ] = 6
@@ -201,8 +220,8 @@ class Scaling(ApiModel):
         PodBounds | None,
         Field(
             description=(
-                "Also scales the number of pods when instance counts cannot help. Replaces "
-                "replicas. Default: none."
+                "Scales the number of pods when more instances in a pod would not help. "
+                "Replaces replicas. Default: the number of pods is not scaled."
             )
         ),
     ] = None
@@ -210,8 +229,9 @@ class Scaling(ApiModel):
         CpuResize | None,
         Field(
             description=(
-                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up"
-                " to what instances.max needs. Default: Disabled."
+                "If InPlace and CPU is the bottleneck, the CPU limit of a pod is raised "
+                "without a restart, up to the amount that instances.max requires. Default: "
+                "Disabled."
             )
         ),
     ] = None
@@ -219,8 +239,8 @@ class Scaling(ApiModel):
         ObjectName,
         Field(
             description=(
-                "One of the operator's named Prometheus connections. Default: metrics are "
-                "scraped from the pods."
+                "Name of one of the operator's Prometheus connections. By default, the "
+                "operator scrapes the pods directly."
             )
         ),
     ] = "default"

@@ -11,20 +11,22 @@ from .status_types import ATOMIC, Count, Short
 
 
 class ScaleEvent(ApiModel):
-    """One change of an instance count."""
+    """One change to an instance count."""
 
     time: Annotated[
         str,
         Field(
             max_length=64,
-            description="When it was decided.",
+            description="Time of the decision.",
             json_schema_extra={"format": "date-time"},
         ),
     ]
-    step: Annotated[Short, Field(description="Step whose count changed.")]
+    step: Annotated[Short, Field(description="Name of the step whose count changed.")]
     from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
     to: Annotated[Count, Field(description="Instances after.")] = 0
-    reason: Annotated[Short, Field(description="The reason, with the figures behind it.")] = ""
+    reason: Annotated[
+        Short, Field(description="Reason for the change, with the values on which it is based.")
+    ] = ""
 
 
 class ScalingFigures(ApiModel):
@@ -38,33 +40,35 @@ class ScalingFigures(ApiModel):
     busy_percent: Annotated[
         Count, Field(description="Utilization of its instances in percent.")
     ] = 0
-    wait_milliseconds: Annotated[Count, Field(description="Wait before it.")] = 0
+    wait_milliseconds: Annotated[
+        Count, Field(description="Time that requests wait before this step.")
+    ] = 0
 
 
 class ScalingStatus(ApiModel):
     """Signals and decisions of live scaling."""
 
-    bottleneck: Annotated[Short, Field(description="What limits the pipeline.")] = ""
+    bottleneck: Annotated[Short, Field(description="Bottleneck of the pipeline.")] = ""
     mode: Annotated[Short, Field(description="Current mode: Active or Advisory.")] = ""
     last_scale_time: Annotated[
         str | None,
         Field(
             max_length=64,
-            description="When a count last changed.",
+            description="Time of the last change to a count.",
             json_schema_extra={"format": "date-time"},
         ),
     ] = None
     history: Annotated[
         tuple[ScaleEvent, ...],
         Field(
-            max_length=5, description="The last changes, newest first.", json_schema_extra=ATOMIC
+            max_length=5, description="Most recent changes, newest first.", json_schema_extra=ATOMIC
         ),
     ] = ()
     figures: Annotated[
         tuple[ScalingFigures, ...],
         Field(
             max_length=64,
-            description="Figures by step.",
+            description="Signals of each step.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["step"],
@@ -75,7 +79,7 @@ class ScalingStatus(ApiModel):
         str | None,
         Field(
             max_length=64,
-            description="When a figure last changed.",
+            description="Time at which one of the signals last changed.",
             json_schema_extra={"format": "date-time"},
         ),
     ] = None

@@ -42,14 +42,14 @@ class SequenceControl(ApiModel):
     """An input of the model that the sequence batcher fills."""
 
     name: Annotated[
-        TensorName, Field(description="Name of the input; it is not listed under inputs.")
+        TensorName, Field(description="Name of the input. Do not list it under inputs.")
     ]
     kind: Annotated[
         ControlKind,
         Field(
             description=(
-                "START, END: first and last request of a sequence; READY: the slot holds a "
-                "request; CORRID: ID of the sequence."
+                "START and END mark the first and last request of a sequence. READY states "
+                "that the slot holds a request. CORRID is the ID of the sequence."
             )
         ),
     ]
@@ -57,8 +57,8 @@ class SequenceControl(ApiModel):
         DataType | None,
         Field(
             description=(
-                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the"
-                " default), INT64, UINT32, INT32 or STRING."
+                "INT32 (the default), FP32 or BOOL for START, READY and END. UINT64 (the "
+                "default), INT64, UINT32, INT32 or STRING for CORRID."
             )
         ),
     ] = None
@@ -113,7 +113,7 @@ class SequenceState(ApiModel):
         Field(
             min_length=1,
             max_length=MAX_DIMS,
-            description="Shape without the batch axis; -1: any length.",
+            description="Shape without the batch axis. -1 means any length.",
             json_schema_extra=ATOMIC,
         ),
     ]
@@ -121,8 +121,8 @@ class SequenceState(ApiModel):
         InitialState | None,
         Field(
             description=(
-                "Zero: a sequence starts with zeros (default if every dim is fixed); Undefined: the"
-                " model sets the initial state."
+                "If Zero, a sequence starts with zeros (the default if every dim is fixed). If "
+                "Undefined, the model sets the initial state."
             )
         ),
     ] = None
@@ -138,8 +138,8 @@ class SequenceBatching(ApiModel):
         SequenceStrategy,
         Field(
             description=(
-                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed"
-                " from the oldest requests."
+                "If Direct, each sequence has a fixed slot in the batch. If Oldest, batches "
+                "are formed from the oldest requests."
             )
         ),
     ]
@@ -149,8 +149,8 @@ class SequenceBatching(ApiModel):
             ge=1,
             le=86_400_000_000,
             description=(
-                "Microseconds without a request after which a sequence ends. Default: Triton's "
-                "default, 1 s."
+                "Time without a request after which a sequence ends, in microseconds. Default: "
+                "Triton's default of 1 s."
             ),
         ),
     ] = None
@@ -158,7 +158,7 @@ class SequenceBatching(ApiModel):
         tuple[SequenceControl, ...],
         Field(
             max_length=8,
-            description="Inputs that the batcher fills.",
+            description="Inputs of the model that the batcher fills.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["name"],
@@ -182,8 +182,8 @@ class SequenceBatching(ApiModel):
             ge=1,
             le=1_000_000,
             description=(
-                "Oldest: maximum number of concurrent sequences in one instance. Required for "
-                "Oldest."
+                "Maximum number of concurrent sequences in one instance. Required for strategy "
+                "Oldest, not allowed for Direct."
             ),
         ),
     ] = None
@@ -191,7 +191,7 @@ class SequenceBatching(ApiModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Oldest: batch sizes that run immediately.",
+            description="Batch sizes that are executed immediately, for strategy Oldest.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -200,7 +200,7 @@ class SequenceBatching(ApiModel):
         Field(
             ge=0,
             le=MAX_DELAY_MICROSECONDS,
-            description="Longest time that a request waits to be batched, in microseconds.",
+            description="Maximum time that a request waits to be batched, in microseconds.",
         ),
     ] = None
     minimum_slot_utilization_percent: Annotated[
@@ -209,20 +209,25 @@ class SequenceBatching(ApiModel):
             ge=0,
             le=100,
             description=(
-                "Direct: percentage of slots that must be filled for a batch to run before its"
-                " delay ends."
+                "Percentage of slots that must be filled for a batch to run before its delay "
+                "ends, for strategy Direct."
             ),
         ),
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Oldest. Enabled: responses are returned in request order."),
+        Field(
+            description=(
+                "If Enabled, responses are returned in the order of the requests. Only for "
+                "strategy Oldest."
+            )
+        ),
     ] = None
 
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message=("is required for strategy Oldest and not allowed for Direct"),
+            message="is required for strategy Oldest and not allowed for Direct",
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),

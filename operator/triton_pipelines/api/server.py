@@ -30,7 +30,7 @@ class ImagePullPolicy(StrEnum):
 class LocalReference(ApiModel):
     """An object in the pipeline's namespace, by name."""
 
-    name: Annotated[ObjectName, Field(description="An object in the pipeline's namespace.")]
+    name: Annotated[ObjectName, Field(description="Name of an object in the pipeline's namespace.")]
 
 
 class EnvVar(ApiModel):
@@ -63,20 +63,24 @@ class EnvVar(ApiModel):
 class Gpu(ApiModel):
     """GPUs of one pod."""
 
-    count: Annotated[int, Field(ge=0, le=64, description="GPUs per pod; 0: CPU only.")] = 1
+    count: Annotated[
+        int, Field(ge=0, le=64, description="Number of GPUs per pod. 0 means CPU only.")
+    ] = 1
     resource_name: Annotated[
         str,
         Field(
             max_length=253,
             pattern=RESOURCE_PATTERN,
-            description="Extended resource to request, such as a MIG slice.",
+            description="Extended resource that the pods request, such as a MIG slice.",
         ),
     ] = "nvidia.com/gpu"
     products: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
         Field(
             max_length=32,
-            description="Allowed GPU models: values of the node label nvidia.com/gpu.product.",
+            description=(
+                "Allowed GPU products, as values of the node label nvidia.com/gpu.product."
+            ),
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -84,8 +88,8 @@ class Gpu(ApiModel):
         ObjectName | None,
         Field(
             description=(
-                "Dynamic resource allocation: a ResourceClaimTemplate in the namespace that"
-                " provides the GPUs, instead of count."
+                "Name of a ResourceClaimTemplate in the pipeline's namespace that provides the "
+                "GPUs through dynamic resource allocation. Replaces count."
             )
         ),
     ] = None
@@ -114,8 +118,8 @@ class ModelCache(ApiModel):
         ObjectName,
         Field(
             description=(
-                "A PersistentVolumeClaim in the namespace; ReadWriteMany if pods run on more than"
-                " one node."
+                "Name of a PersistentVolumeClaim in the pipeline's namespace. It must be "
+                "ReadWriteMany if the pods run on more than one node."
             )
         ),
     ]
@@ -126,18 +130,18 @@ class ResourceList(ApiModel):
 
     cpu: Annotated[Quantity | None, Field(description="CPU cores, such as 2 or 500m.")] = None
     memory: Annotated[
-        Quantity | None, Field(description="Memory; shared memory counts toward the limit.")
+        Quantity | None, Field(description="Memory. Shared memory counts toward the limit.")
     ] = None
 
 
 class Resources(ApiModel):
     """Requests and limits; omitted values are computed from instances."""
 
-    requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = (
+    requests: Annotated[ResourceList, Field(description="Amount that the scheduler reserves.")] = (
         ResourceList()
     )
     limits: Annotated[
-        ResourceList, Field(description=("Maximum amount that the container can use."))
+        ResourceList, Field(description="Maximum amount that the container can use.")
     ] = ResourceList()
 
 
@@ -157,8 +161,8 @@ class Service(ApiModel):
         Switch,
         Field(
             description=(
-                "Enabled: a second Service, NAME-headless, resolves to the pods' addresses, so "
-                "that clients can balance requests themselves."
+                "If Enabled, a second Service, NAME-headless, resolves to the addresses of the "
+                "pods, so that clients can balance requests themselves."
             )
         ),
     ] = Switch.DISABLED
@@ -174,7 +178,7 @@ class Service(ApiModel):
 class NetworkPolicy(ApiModel):
     """Peers that can reach the ports. The control key restricts what they can do."""
 
-    mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is created.")] = (
+    mode: Annotated[Switch, Field(description="If Disabled, no NetworkPolicy is created.")] = (
         Switch.ENABLED
     )
     inference_from: Annotated[
@@ -182,8 +186,8 @@ class NetworkPolicy(ApiModel):
         Field(
             max_length=32,
             description=(
-                "NetworkPolicy peers that can send inference requests; empty: pods in the "
-                "namespace."
+                "NetworkPolicy peers that can send inference requests. If empty, only pods in "
+                "the namespace can."
             ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
@@ -192,7 +196,10 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy peers that can read metrics; empty: pods in the namespace.",
+            description=(
+                "NetworkPolicy peers that can read metrics. If empty, only pods in the "
+                "namespace can."
+            ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
@@ -200,8 +207,8 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy egress rules of the pods, in addition to DNS; empty: "
-            "unrestricted.",
+            description="NetworkPolicy egress rules of the pods, in addition to DNS. If empty, "
+            "egress is not restricted.",
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.EGRESS_RULE},
         ),
     ] = ()
@@ -223,7 +230,7 @@ class ServerSpec(ApiModel):
             min_length=1,
             max_length=512,
             pattern=IMAGE_PATTERN,
-            description="Triton image. Default: the operator's.",
+            description="Triton image. Default: as configured on the operator.",
         ),
     ] = None
     version: Annotated[
@@ -232,9 +239,9 @@ class ServerSpec(ApiModel):
             max_length=16,
             pattern=RELEASE_PATTERN,
             description=(
-                "Triton release such as 24.10. Default: read from the image's tag; "
-                "required if the tag does not contain it. It determines which flags and "
-                "features are available."
+                "Triton release, such as 24.10. It determines which flags and features are "
+                "available. Required if the tag of the image does not contain the release. "
+                "Default: the release in the tag."
             ),
         ),
     ] = None
@@ -242,18 +249,20 @@ class ServerSpec(ApiModel):
         Switch,
         Field(
             description=(
-                "Enabled: Triton completes configs from the model files, which some backends "
-                "require. Steps are then not scaled live, because every change would reload the "
-                "model."
+                "If Enabled, Triton completes model configurations from the model files, which "
+                "some backends require. Steps are then not scaled live, because every change "
+                "would reload the model."
             )
         ),
     ] = Switch.DISABLED
-    image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
+    image_pull_policy: Annotated[
+        ImagePullPolicy | None, Field(description="Same as in a Pod spec.")
+    ] = None
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],
         Field(
             max_length=16,
-            description="As in a Pod.",
+            description="Same as in a Pod spec.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["name"],
@@ -264,8 +273,9 @@ class ServerSpec(ApiModel):
         ObjectName | None,
         Field(
             description=(
-                "Service account of the pods (for workload identity): default, or one that the"
-                " operator allows. Its token is not mounted into Triton."
+                "Service account of the pods, for workload identity. It must be default or an "
+                "account that the operator allows. Its token is not mounted into the Triton "
+                "container."
             )
         ),
     ] = None
@@ -286,50 +296,56 @@ class ServerSpec(ApiModel):
             max_length=64,
             description=(
                 "Additional arguments for tritonserver. Arguments that the operator sets "
-                "are rejected."
+                "itself are rejected."
             ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
-    gpu: Annotated[Gpu, Field(description="GPUs of one pod.")] = Gpu()
+    gpu: Annotated[Gpu, Field(description="GPUs of each pod.")] = Gpu()
     gpu_memory: Annotated[
         Quantity | None,
         Field(
             description=(
-                "Memory that ONNX Runtime can take on each GPU of a pod, such as 8Gi; each instance"
-                " gets an equal share. Default: unlimited."
+                "Memory that ONNX Runtime can use on each GPU of a pod, such as 8Gi. Each "
+                "instance receives an equal share. Default: unlimited."
             )
         ),
     ] = None
     node_selector: Annotated[
         dict[LabelKey, Annotated[str, Field(max_length=63)]],
-        Field(max_length=32, description="As in a Pod."),
+        Field(max_length=32, description="Same as in a Pod spec."),
     ] = {}
     tolerations: Annotated[
         tuple[Passthrough, ...],
         Field(
             max_length=32,
             description=(
-                "As in a Pod; tolerations for nvidia.com/gpu and the GPU resource name are "
-                "always added."
+                "Same as in a Pod spec. Tolerations for nvidia.com/gpu and for the GPU "
+                "resource name are always added."
             ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.TOLERATION},
         ),
     ] = ()
     affinity: Annotated[
         Passthrough | None,
-        Field(description="As in a Pod.", json_schema_extra={FORM: OpenForm.AFFINITY}),
+        Field(description="Same as in a Pod spec.", json_schema_extra={FORM: OpenForm.AFFINITY}),
     ] = None
     topology_spread_constraints: Annotated[
         tuple[Passthrough, ...],
         Field(
             max_length=16,
-            description="As in a Pod. Default: spread over nodes where possible.",
+            description=(
+                "Same as in a Pod spec. By default, pods are spread over nodes where possible."
+            ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
-    runtime_class_name: Annotated[ObjectName | None, Field(description="As in a Pod.")] = None
-    priority_class_name: Annotated[ObjectName | None, Field(description="As in a Pod.")] = None
+    runtime_class_name: Annotated[
+        ObjectName | None, Field(description="Same as in a Pod spec.")
+    ] = None
+    priority_class_name: Annotated[
+        ObjectName | None, Field(description="Same as in a Pod spec.")
+    ] = None
     resources: Annotated[
         Resources,
         Field(
@@ -349,8 +365,8 @@ class ServerSpec(ApiModel):
         ModelCache | None,
         Field(
             description=(
-                "A volume shared by pods for sources and engines. Default: each pod fetches its"
-                " own."
+                "Volume that the pods share for sources and TensorRT engines. By default, each "
+                "pod fetches its own copy."
             )
         ),
     ] = None
@@ -369,15 +385,16 @@ class ServerSpec(ApiModel):
     ] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()
     network_policy: Annotated[
-        NetworkPolicy, Field(description=("Clients that can reach the ports."))
+        NetworkPolicy, Field(description="Clients that can reach the ports.")
     ] = NetworkPolicy()
-    tls: Annotated[Tls | None, Field(description="TLS for gRPC. Default: none.")] = None
+    tls: Annotated[Tls | None, Field(description="TLS for gRPC. Default: no TLS.")] = None
     disruption_budget: Annotated[
         DisruptionBudget,
         Field(
             description=(
-                "Auto: none with one replica, because it would block drains; otherwise at most one"
-                " pod is unavailable. Unhealthy pods can always be evicted."
+                "Whether to create a PodDisruptionBudget. Auto creates none for one replica, "
+                "because it would block drains; otherwise, at most one pod can be unavailable. "
+                "Unhealthy pods can always be evicted."
             )
         ),
     ] = DisruptionBudget.AUTO

@@ -36,7 +36,7 @@ class Slo(ApiModel):
         Field(
             ge=1,
             le=2**31 - 1,
-            description="Requests per second that one pod must sustain. Default: none.",
+            description="Requests per second that one pod must sustain. Default: no requirement.",
         ),
     ] = None
 

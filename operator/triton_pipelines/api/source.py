@@ -90,8 +90,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=PATH_PATTERN,
             description=(
-                "File inside the folder or repository that the URI points to. Default: the "
-                "standard file name."
+                "Path of a file inside the folder or repository that the URI points to. "
+                "Default: the standard file name."
             ),
         ),
     ] = None
@@ -109,15 +109,20 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=ENDPOINT_PATTERN,
             description=(
-                "URL of an S3-, GCS- or Azure-compatible store, a model hub mirror, or a registry "
-                "(instead of the one in the URI)."
+                "URL of a store that is compatible with S3, GCS or Azure, of a model hub "
+                "mirror, or of a registry that replaces the one in the URI."
             ),
         ),
     ] = None
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
     secret_ref: Annotated[
         SecretReference | None,
-        Field(description="Credentials. Default: none, or the pod's workload identity."),
+        Field(
+            description=(
+                "Secret with credentials. By default, the loader uses the pod's workload identity, "
+                "if any."
+            )
+        ),
     ] = None
     ca_ref: Annotated[
         CertificateReference | None,

@@ -22,8 +22,16 @@ class ConditionStatus(ApiModel):
     status: Annotated[
         Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")
     ]
-    reason: Annotated[str, Field(max_length=128, description="The cause, as one CamelCase word.")]
-    message: Annotated[Long, Field(description="Explanation with figures, and what to do.")]
+    reason: Annotated[
+        str,
+        Field(
+            max_length=128,
+            description="Reason for the condition's last transition, in CamelCase.",
+        ),
+    ]
+    message: Annotated[
+        Long, Field(description="Explanation of the reason, with values and a remedy.")
+    ]
     observed_generation: Annotated[
         int,
         Field(
@@ -37,7 +45,7 @@ class ConditionStatus(ApiModel):
         str,
         Field(
             max_length=64,
-            description="When the status value last changed.",
+            description="Time of the last transition from one status to another.",
             json_schema_extra={"format": "date-time"},
         ),
     ]
@@ -54,7 +62,7 @@ class Endpoints(ApiModel):
 class TensorStatus(ApiModel):
     """A tensor of the public interface."""
 
-    name: Annotated[Short, Field(description="Name that clients use.")]
+    name: Annotated[Short, Field(description="Name of the tensor in client requests.")]
     data_type: Annotated[
         Short, Field(description="Element type in client requests (BYTES for text).")
     ]
@@ -63,24 +71,30 @@ class TensorStatus(ApiModel):
         # One more than the spec's dims allow: the batch axis.
         Field(
             max_length=17,
-            description="Shape with the batch axis; -1: any length.",
+            description="Shape including the batch axis. -1 means any length.",
             json_schema_extra=ATOMIC,
         ),
     ]
-    optional: Annotated[Switch | None, Field(description="Enabled: a request can omit it.")] = None
+    optional: Annotated[
+        Switch | None, Field(description="If Enabled, a request can omit this input.")
+    ] = None
 
 
 class EnsembleStatus(ApiModel):
     """Model name and tensors for clients."""
 
-    model_name: Annotated[Short, Field(description="Model that clients call.")] = ""
+    model_name: Annotated[Short, Field(description="Name of the model that clients call.")] = ""
     inputs: Annotated[
         tuple[TensorStatus, ...],
-        Field(max_length=64, description="Inputs, in order.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=64, description="Inputs of the model, in order.", json_schema_extra=ATOMIC
+        ),
     ] = ()
     outputs: Annotated[
         tuple[TensorStatus, ...],
-        Field(max_length=64, description="Outputs, in order.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=64, description="Outputs of the model, in order.", json_schema_extra=ATOMIC
+        ),
     ] = ()
 
 
@@ -88,13 +102,19 @@ class StepStatus(ApiModel):
     """Status of one step across all pods."""
 
     name: Annotated[Short, Field(description="Name of the step.")]
-    model_name: Annotated[Short, Field(description="Its name in the model repository.")]
+    model_name: Annotated[
+        Short, Field(description="Name of the step's model in the model repository.")
+    ]
     role: Annotated[Short, Field(description="Tokenizer, Model or Postprocess.")]
-    ready_pods: Annotated[Count, Field(description="Pods in which Triton reports READY.")] = 0
-    pods: Annotated[Count, Field(description="Pods that were queried.")] = 0
+    ready_pods: Annotated[
+        Count, Field(description="Number of pods in which Triton reports the model as READY.")
+    ] = 0
+    pods: Annotated[Count, Field(description="Number of pods that were queried.")] = 0
     reason: Annotated[Long, Field(description="Triton's reason if a model is not ready.")] = ""
-    instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
-    desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
+    instances: Annotated[Count, Field(description="Number of instances in each pod.")] = 0
+    desired_instances: Annotated[
+        Count, Field(description="Desired number of instances in each pod.")
+    ] = 0
     pods_with_desired_instances: Annotated[
         Count, Field(description="Number of pods that report the desired number of instances.")
     ] = 0
@@ -102,21 +122,23 @@ class StepStatus(ApiModel):
         Short,
         Field(
             description=(
-                "What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced or "
-                "another verdict."
+                "Verdict on what limits the step, if it is scaled, such as TokenizerBound, "
+                "GPUBound or Balanced."
             )
         ),
     ] = ""
     verdict_reason: Annotated[
-        Long, Field(description="Explanation of the verdict, with figures.")
+        Long, Field(description="Explanation of the verdict, with values.")
     ] = ""
 
 
 class TokenizerStatus(ApiModel):
     """The tokenizer's instance count, as a readable summary."""
 
-    instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
-    desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
+    instances: Annotated[Count, Field(description="Number of instances in each pod.")] = 0
+    desired_instances: Annotated[
+        Count, Field(description="Desired number of instances in each pod.")
+    ] = 0
     summary: Annotated[
         Short, Field(description="Desired and maximum number of instances, such as 2/4.")
     ] = ""
@@ -126,7 +148,10 @@ class SourceStatus(ApiModel):
     """The resolved version of a source."""
 
     step: Annotated[Short, Field(description="Name of the step.")]
-    uri: Annotated[Annotated[str, Field(max_length=1024)], Field(description="The URI as written.")]
+    uri: Annotated[
+        Annotated[str, Field(max_length=1024)],
+        Field(description="URI of the source, as written in the spec."),
+    ]
     resolved_revision: Annotated[Short, Field(description="Commit, object version or ETag.")] = ""
     sha256: Annotated[Short, Field(description="SHA-256 of the file.")] = ""
 
@@ -135,7 +160,7 @@ class WarningStatus(ApiModel):
     """A setting that works but is probably unintended."""
 
     path: Annotated[Short, Field(description="Path of the affected field.")]
-    message: Annotated[Long, Field(description="The problem, and what to write instead.")]
+    message: Annotated[Long, Field(description="Description of the problem and its remedy.")]
 
 
 class Status(ApiModel):
@@ -157,15 +182,22 @@ class Status(ApiModel):
         Field(
             ge=-1,
             le=2**53,
-            description="Generation of the spec that was last processed; -1: none yet.",
+            description=(
+                "Generation of the spec that was last processed. -1 means that none has been "
+                "processed yet."
+            ),
             json_schema_extra={"format": "int64"},
         ),
     ] = 0
     revision: Annotated[Short, Field(description="Revision of the latest spec.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that serves requests.")] = ""
     replicas: Annotated[Count, Field(description="Pods.")] = 0
-    ready_replicas: Annotated[Count, Field(description="Pods whose ensemble is ready.")] = 0
-    updated_replicas: Annotated[Count, Field(description="Pods of the latest revision.")] = 0
+    ready_replicas: Annotated[
+        Count, Field(description="Number of pods in which the ensemble is ready.")
+    ] = 0
+    updated_replicas: Annotated[
+        Count, Field(description="Number of pods of the latest revision.")
+    ] = 0
     selector: Annotated[
         Short, Field(description="Label selector of the pods, for the scale subresource.")
     ] = ""
@@ -179,7 +211,7 @@ class Status(ApiModel):
         tuple[StepStatus, ...],
         Field(
             max_length=64,
-            description=("Status of each step across all pods."),
+            description="Status of each step across all pods.",
             json_schema_extra=MAP_BY_NAME,
         ),
     ] = ()
@@ -200,15 +232,17 @@ class Status(ApiModel):
     scaling: Annotated[
         ScalingStatus, Field(description="Signals and decisions of live scaling.")
     ] = ScalingStatus()
-    padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
+    padding: Annotated[PaddingStatus, Field(description="Padding mode of the tokens.")] = (
+        PaddingStatus()
+    )
     tuning: Annotated[
-        TuningStatus, Field(description="What the tuner measured and recommends.")
+        TuningStatus, Field(description="Measurements and recommendations of the tuner.")
     ] = TuningStatus()
     warnings: Annotated[
         tuple[WarningStatus, ...],
         Field(
             max_length=20,
-            description="Settings that work but are probably unintended.",
+            description="Settings that are valid but probably unintended.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()

@@ -54,8 +54,7 @@ class StepFields(ApiModel):
             max_length=64,
             pattern=BACKEND_PATTERN,
             description=(
-                "Instead of platform: any other backend of the server image, by name, such as"
-                " tensorrtllm, dali or fil."
+                "Another backend of the server image, such as dali or fil. Replaces platform."
             ),
         ),
     ] = None
@@ -63,23 +62,24 @@ class StepFields(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "The model's file, a folder with its side files, or a folder of numbered versions."
-                " Default: spec.source."
+                "The model file, its folder or a folder of numbered versions. Default: spec.source."
             )
         ),
     ] = None
     python: Annotated[
-        Python | None, Field(description="Required for platform python, not allowed otherwise.")
+        Python | None,
+        Field(description="Custom code. Required for platform python, not allowed otherwise."),
     ] = None
-    vllm: Annotated[Vllm | None, Field(description="Platform vllm: arguments of the engine.")] = (
-        None
-    )
+    vllm: Annotated[
+        Vllm | None, Field(description="Arguments of the engine, for platform vllm.")
+    ] = None
     inputs: Annotated[
         tuple[InputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
             description=(
-                "Input tensors. Default: the tokenizer's outputs, or the backend's own (vllm)."
+                "Input tensors. Default: the tokenizer's outputs; for platform vllm, the "
+                "inputs of the backend."
             ),
             json_schema_extra=BY_NAME,
         ),
@@ -98,37 +98,42 @@ class StepFields(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Maximum rows per batch; 0: no batching, dims include the batch axis. "
-                "Default 64; 0 for vllm."
+                "Maximum number of rows per batch. 0 means no batching, and dims then include "
+                "the batch axis. Default: 64, or 0 for vllm."
             ),
         ),
     ] = None
     dynamic_batching: Annotated[
         DynamicBatching | None,
-        Field(description="Batching of this step. Default: on, unless sequenceBatching is set."),
+        Field(
+            description=(
+                "Dynamic batching of this step. Enabled by default, unless sequenceBatching is set."
+            )
+        ),
     ] = None
     sequence_batching: Annotated[
         SequenceBatching | None,
         Field(
             description=(
-                "Batching of requests that belong together; cannot be combined with"
-                " dynamicBatching."
+                "Batching of requests that belong to a sequence. Cannot be combined with "
+                "dynamicBatching."
             )
         ),
     ] = None
     batch_strategy: Annotated[
         BatchStrategy | None,
-        Field(description="A custom batching library, on top of dynamicBatching."),
+        Field(description="Custom batching library, in addition to dynamicBatching."),
     ] = None
-    instances: Annotated[ModelInstances, Field(description="Instances of the step in a pod.")] = (
-        ModelInstances()
-    )
+    instances: Annotated[
+        ModelInstances, Field(description="Instances of the step in each pod.")
+    ] = ModelInstances()
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
             description=(
-                "Resources of one instance of a Python step; they size the pod. Default: "
-                "100m and 256Mi; cpu 1 and 400Mi if it is scaled."
+                "Resources of one instance of a Python step, from which the resources of the "
+                "pod are computed. Default: 100m and 256Mi, or 1 CPU and 400Mi if the step is "
+                "scaled."
             )
         ),
     ] = None
@@ -146,28 +151,29 @@ class StepFields(ApiModel):
         Field(
             ge=1,
             le=2**31 - 1,
-            description="The version that the pipeline calls. Default: the latest served version.",
+            description="Version that the pipeline calls. Default: the latest served version.",
         ),
     ] = None
     warmup: Annotated[
         Warmup | None,
         Field(
             description=(
-                "Inferences that a new instance runs before it serves requests. Default: "
-                "on if the step runs in one of Triton's backends and reads only token "
+                "Inferences that a new instance runs before it serves requests. Enabled by "
+                "default if the step runs in one of Triton's backends and reads only token "
                 "tensors."
             )
         ),
     ] = None
     optimization: Annotated[
-        Optimization | None, Field(description="How the backend optimizes the file.")
+        Optimization | None,
+        Field(description="Optimizations that the backend applies to the file."),
     ] = None
     lengths: Annotated[
         TokenLengths | None,
         Field(
             description=(
-                "Range of token counts that the file accepts, such as the profile of a TensorRT"
-                " plan."
+                "Range of row lengths that the file accepts, in tokens, such as the profile of "
+                "a TensorRT plan."
             )
         ),
     ] = None
@@ -175,22 +181,22 @@ class StepFields(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: the step can send any number of responses to a request. Default: "
-                "Disabled; Enabled for vllm."
+                "If Enabled, the step can send any number of responses to a request. Default: "
+                "Disabled, or Enabled for vllm."
             )
         ),
     ] = None
     parameters: Annotated[
         dict[Annotated[str, Field(max_length=128)], Text],
-        Field(max_length=64, description="Triton model parameters, passed on unchanged."),
+        Field(max_length=64, description="Model parameters, which are passed to Triton unchanged."),
     ] = {}
     config_patch: Annotated[
         Passthrough | None,
         Field(
             description=(
-                "Additional fields of Triton's ModelConfig, in protobuf JSON, merged last: "
-                "lists are replaced, maps merged, null clears a field. Settings with a "
-                "dedicated field are rejected here."
+                "Additional fields of Triton's ModelConfig, in protobuf JSON. They are merged "
+                "last: lists are replaced, maps are merged, and null clears a field. Settings "
+                "with a dedicated field are rejected here."
             ),
             json_schema_extra={FORM: OpenForm.MODEL_CONFIG},
         ),
@@ -371,8 +377,8 @@ class StepSpec(StepFields):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name used in from and in the status: a DNS label; tokenizer, model, postprocess"
-                " and pipeline are reserved."
+                "Name that from fields and the status refer to. It must be a DNS label. The "
+                "names tokenizer, model, postprocess and pipeline are reserved."
             ),
         ),
     ]

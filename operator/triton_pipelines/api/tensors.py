@@ -57,8 +57,8 @@ Dims = Annotated[
         min_length=1,
         max_length=MAX_DIMS,
         description=(
-            "Shape of one row, without the batch axis (with it if maxBatchSize is 0); -1: "
-            "any length."
+            "Shape of one row without the batch axis, or including it if maxBatchSize is 0. -1 "
+            "means any length."
         ),
         json_schema_extra=ATOMIC,
     ),
@@ -68,15 +68,15 @@ Dims = Annotated[
 class PublicInput(ApiModel):
     """One input of the pipeline, as clients send it."""
 
-    name: Annotated[TensorName, Field(description="Name that clients use.")]
+    name: Annotated[TensorName, Field(description="Name of the tensor in client requests.")]
     data_type: Annotated[DataType, Field(description="Element type.")]
     dims: Dims
     optional: Annotated[
         Switch | None,
         Field(
             description=(
-                "Enabled: a request can omit it; every step input that reads it must also "
-                "be optional. Default: Disabled."
+                "If Enabled, a request can omit this input. Every step input that reads it "
+                "must then also be optional. Default: Disabled."
             )
         ),
     ] = None
@@ -85,12 +85,12 @@ class PublicInput(ApiModel):
 class PublicOutput(ApiModel):
     """One output of the pipeline, as clients receive it."""
 
-    name: Annotated[TensorName, Field(description="Name that clients use.")]
+    name: Annotated[TensorName, Field(description="Name of the tensor in client requests.")]
     from_: Annotated[
         TensorReference,
         Field(
             alias="from",
-            description="The tensor to return: STEP.OUTPUT of any step, split at the first dot.",
+            description="Tensor to return, as STEP.OUTPUT. The name is split at the first dot.",
         ),
     ]
 
@@ -105,7 +105,7 @@ class OutputTensor(ApiModel):
         tuple[Dimension, ...] | None,
         Field(
             max_length=MAX_DIMS,
-            description="Shape in the model, if it differs from dims; [] for a scalar.",
+            description="Shape in the model, if it differs from dims. [] means a scalar.",
             json_schema_extra=ATOMIC,
         ),
     ] = None
@@ -119,8 +119,8 @@ class InputTensor(OutputTensor):
         Field(
             alias="from",
             description=(
-                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the "
-                "tokenizer's standard tensor or the pipeline's input with this name."
+                "Tensor that this input reads: STEP.OUTPUT or pipeline.INPUT. Default: the "
+                "tokenizer's standard tensor or the pipeline's input of the same name."
             ),
         ),
     ] = None
@@ -128,9 +128,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: a request can omit it. If from is not set, it reads the pipeline's "
-                "input with this name if spec.ensemble.inputs lists one; otherwise, it is not "
-                "connected."
+                "If Enabled, a request can omit this input. Without from, the input reads the "
+                "pipeline's input of the same name if spec.ensemble.inputs lists one; "
+                "otherwise, it is not connected."
             )
         ),
     ] = None
@@ -138,9 +138,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: requests of different shapes share a batch. Default: Enabled for "
-                "Python steps with a dim of -1, otherwise Disabled. Other backends receive "
-                "one flat tensor."
+                "If Enabled, requests of different shapes share a batch. Backends other than "
+                "python receive one flat tensor. Default: Enabled for Python steps with a dim "
+                "of -1, Disabled otherwise."
             )
         ),
     ] = None

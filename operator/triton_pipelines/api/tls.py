@@ -37,8 +37,8 @@ class Tls(ApiModel):
         TlsMode,
         Field(
             description=(
-                "Simple: clients verify the server. Mutual: clients also need a certificate that"
-                " was issued by ca.crt."
+                "If Simple, clients verify the server. If Mutual, clients also need a "
+                "certificate that was issued by ca.crt."
             )
         ),
     ] = TlsMode.SIMPLE

@@ -71,25 +71,24 @@ class TokenizerInputs(ApiModel):
         TensorReference | None,
         Field(
             description=(
-                "Source of the text, if not the pipeline's input of that name: STEP.OUTPUT of an"
-                " earlier step."
+                "Tensor that contains the text, as STEP.OUTPUT of an earlier step. Default: "
+                "the pipeline's input of that name."
             )
         ),
     ] = None
     text_pair: Annotated[
         TensorName | None,
-        Field(
-            description=("Name of the second text input, for text pairs (rerankers, NLI models).")
-        ),
+        Field(description="Name of the second text input, for text pairs (rerankers, NLI models)."),
     ] = None
     text_pair_from: Annotated[
-        TensorReference | None, Field(description="Source of the second text, as in textFrom.")
+        TensorReference | None,
+        Field(description="Tensor that contains the second text, in the same form as textFrom."),
     ] = None
 
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message=("requires textPair; set textPair to the tokenizer's name for that input"),
+            message="requires textPair; set textPair to the tokenizer's name for that input",
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
@@ -105,19 +104,22 @@ class TokenizerInputs(ApiModel):
 class TokenizerOutput(ApiModel):
     """One output tensor of the tokenizer."""
 
-    name: Annotated[TensorName, Field(description="Name of the tensor in Triton.")]
+    name: Annotated[TensorName, Field(description="Name of the tensor in the model.")]
     tensor: Annotated[
         TokenTensor | None,
         Field(
             description=(
-                "Its content. Default: derived from a standard name such as input_ids, in any case."
+                "Content of the tensor. By default, it is derived from a standard name such as "
+                "input_ids, regardless of case."
             )
         ),
     ] = None
     data_type: Annotated[
         Literal[DataType.INT32, DataType.INT64] | None,
         Field(
-            description="INT64 or INT32. Default: the type of the input that reads it, or INT64."
+            description=(
+                "INT64 or INT32. Default: the type of the input that reads the tensor, or INT64."
+            )
         ),
     ] = None
     dims: Annotated[
@@ -126,7 +128,7 @@ class TokenizerOutput(ApiModel):
             min_length=1,
             max_length=MAX_DIMS,
             description=(
-                "Type Python only: shape of one row. Default: the shape of its tensor type."
+                "Shape of one row. Only for type Python. Default: the shape of its tensor type."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -146,8 +148,8 @@ class Tokenizer(ApiModel):
         TokenizerType | None,
         Field(
             description=(
-                "HuggingFace (the default): tokenizer.json with the Rust tokenizers library."
-                " Python: a custom model.py."
+                "HuggingFace (the default) runs tokenizer.json with the Rust tokenizers "
+                "library. Python runs a custom model.py."
             )
         ),
     ] = None
@@ -155,9 +157,10 @@ class Tokenizer(ApiModel):
         TokenizerImplementation | None,
         Field(
             description=(
-                "Implementation that runs tokenizer.json. Both return the same results. Python (the"
-                " default): one process per instance. Native: a library inside the server, without"
-                " processes. Not allowed with type Python."
+                "Implementation that runs tokenizer.json. Python (the default) uses one "
+                "process per instance. Native uses a library inside the server, without "
+                "additional processes. Both return the same results. Not allowed with type "
+                "Python."
             )
         ),
     ] = None
@@ -165,48 +168,51 @@ class Tokenizer(ApiModel):
         SourceSpec | None,
         Field(
             description=(
-                "A folder with tokenizer.json (or vocab.txt with its configuration), or the file."
-                " Default: spec.source. Type Python: files that the code reads, stored next to"
-                " model.py; no default."
+                "The file tokenizer.json, or a folder that contains it (or vocab.txt with its "
+                "configuration). Default: spec.source. For type Python, files that the code "
+                "reads; they are stored next to model.py, and there is no default."
             )
         ),
     ] = None
-    python: Annotated[CustomCode | None, Field(description="Type Python: the code.")] = None
-    inputs: Annotated[TokenizerInputs, Field(description="Texts to read.")] = TokenizerInputs()
+    python: Annotated[CustomCode | None, Field(description="Custom code, for type Python.")] = None
+    inputs: Annotated[TokenizerInputs, Field(description="Text inputs of the tokenizer.")] = (
+        TokenizerInputs()
+    )
     outputs: Annotated[
         tuple[TokenizerOutput, ...],
         Field(
             max_length=16,
             description=(
-                "Its output tensors. Default: the standard tensors that later steps read. "
-                "Required for type Python."
+                "Output tensors. Required for type Python. Default: the standard tensors that "
+                "later steps read."
             ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
     max_length: Annotated[
         int | None,
-        Field(ge=1, le=MAX_TOKENS, description="Maximum length of a row, in tokens. Default 512."),
+        Field(ge=1, le=MAX_TOKENS, description="Maximum length of a row, in tokens. Default: 512."),
     ] = None
     truncation: Annotated[
         Truncation,
         Field(
             description=(
-                "LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond"
-                " cut that text of a pair; Refuse rejects the request with an error."
+                "What happens to rows that are too long. LongestFirst truncates the text (the "
+                "longer text of a pair), OnlyFirst and OnlySecond truncate that text of a "
+                "pair, and Refuse rejects the request with an error."
             )
         ),
     ] = Truncation.LONGEST_FIRST
     special_tokens: Annotated[
-        Switch, Field(description="Enabled: the tokenizer's special tokens are added.")
+        Switch, Field(description="If Enabled, the tokenizer's special tokens are added.")
     ] = Switch.ENABLED
     padding: Annotated[
         Padding | None,
         Field(
             description=(
-                "Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the"
-                " next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the"
-                " default."
+                "Padding mode. Ragged keeps the length of each request; Fixed pads to "
+                "maxLength, Bucketed to the next bucket, and Longest to the longest row in the "
+                "tokenizer's batch. Auto (the default) chooses a mode."
             )
         ),
     ] = None
@@ -215,8 +221,9 @@ class Tokenizer(ApiModel):
         Field(
             max_length=32,
             description=(
-                "Lengths for padding Bucketed, in ascending order; maxLength is always the "
-                "last. Default: the max of the model's lengths.profiles, if any."
+                "Lengths for padding Bucketed, in ascending order. maxLength is always the "
+                "last bucket. Default: the maximum lengths of the model's lengths.profiles, if "
+                "any."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -227,20 +234,25 @@ class Tokenizer(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Maximum rows per batch; 0: no batching, clients send texts of shape [n]. "
-                "Default: as the model."
+                "Maximum number of rows per batch. 0 means no batching, and clients then send "
+                "texts of shape [n]. Default: the model's value."
             ),
         ),
     ] = None
     dynamic_batching: Annotated[
-        DynamicBatching | None, Field(description="Batching of this step. Default: on.")
+        DynamicBatching | None,
+        Field(description="Dynamic batching of this step. Enabled by default."),
     ] = None
     instances: Annotated[
-        StepCopies, Field(description="Number of tokenizer instances in a pod.")
+        StepCopies, Field(description="Number of tokenizer instances in each pod.")
     ] = StepCopies()
     resources_per_instance: Annotated[
         InstanceResources,
-        Field(description="Resources of one instance; sizes the pod's requests and limits."),
+        Field(
+            description=(
+                "Resources of one instance, from which the pod's requests and limits are computed."
+            )
+        ),
     ] = InstanceResources()
     config_patch: Annotated[
         Passthrough | None,
@@ -298,7 +310,7 @@ class Tokenizer(ApiModel):
         ),
         FieldRule(
             cel="!has(self.implementation) || !has(self.python)",
-            message=("is allowed only with type HuggingFace; type Python runs custom code"),
+            message="is allowed only with type HuggingFace; type Python runs custom code",
             holds=lambda t: t.implementation is None or t.python is None,
             field="implementation",
         ),

@@ -26,14 +26,17 @@ class Tuning(ApiModel):
             min_length=1,
             max_length=128,
             description=(
-                "Any text, such as a date. Changing it starts a tuning run on a pod without client"
-                " traffic. Default: none."
+                "Any text, such as a date. A change to it starts a tuning run on a pod without "
+                "client traffic. Default: no tuning run."
             ),
         ),
     ] = None
     mode: Annotated[
         TuningMode | None,
         Field(
-            description="Quick: under 3 minutes; Thorough: longer runs, repeated. Default: Quick."
+            description=(
+                "Quick takes less than 3 minutes. Thorough measures longer and repeats each "
+                "measurement. Default: Quick."
+            )
         ),
     ] = None

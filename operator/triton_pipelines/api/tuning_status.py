@@ -26,20 +26,29 @@ class VerifiedPaddingStatus(ApiModel):
             json_schema_extra=ATOMIC,
         ),
     ] = ()
-    reason: Annotated[Short, Field(description="The verified gain.")] = ""
-    request: Annotated[Short, Field(description="Request of the tuning run that verified it.")] = ""
+    reason: Annotated[Short, Field(description="Gain that was verified on the server.")] = ""
+    request: Annotated[
+        Short,
+        Field(
+            description=(
+                "Value of spec.tuning.request for the tuning run that verified this padding."
+            )
+        ),
+    ] = ""
     time: Annotated[
         str | None,
         Field(
-            max_length=64, description="When that ended.", json_schema_extra={"format": "date-time"}
+            max_length=64,
+            description="Time at which that run ended.",
+            json_schema_extra={"format": "date-time"},
         ),
     ] = None
     barred: Annotated[
         Short,
         Field(
             description=(
-                "Why it was reverted; it is not used again until another run verifies it. Empty:"
-                " not reverted."
+                "Reason why this padding was reverted. It is not used again until another run "
+                "verifies it. Empty if it was not reverted."
             )
         ),
     ] = ""
@@ -48,15 +57,15 @@ class VerifiedPaddingStatus(ApiModel):
 class PaddingStatus(ApiModel):
     """How tokens are padded."""
 
-    chosen: Annotated[Short, Field(description="The padding in force.")] = ""
-    reason: Annotated[Short, Field(description="Why it was chosen.")] = ""
+    chosen: Annotated[Short, Field(description="Padding mode in use.")] = ""
+    reason: Annotated[Short, Field(description="Reason why this mode was chosen.")] = ""
     measured: Annotated[
         tuple[VerifiedPaddingStatus, ...],
         Field(
             max_length=16,
             description=(
-                "Padding modes that tuning runs verified. Auto uses each mode only for the spec "
-                "that it was measured with."
+                "Padding modes that tuning runs verified. Auto uses a mode only for the spec "
+                "with which it was measured."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -70,39 +79,47 @@ class TuningPoint(ApiModel):
         Short,
         Field(
             description=(
-                "Kind of the point: current, recommended, latency first, throughput first or a"
-                " candidate."
+                "Kind of this point: current, recommended, latency first, throughput first, or "
+                "candidate."
             )
         ),
     ]
     max_batch_size: Annotated[
-        Count, Field(description="Maximum rows per batch of the model step.")
+        Count, Field(description="Maximum number of rows per batch of the model step.")
     ] = 0
     queue_delay_microseconds: Annotated[
-        Count, Field(description=("Delays execution to fill a batch."))
+        Count, Field(description="Time for which execution is delayed to fill a batch.")
     ] = 0
     model_instances: Annotated[
-        Count, Field(description="Instances of the model step in the measured pod.")
+        Count, Field(description="Number of instances of the model step in the measured pod.")
     ] = 0
     tokenizer_instances: Annotated[
         Count,
-        Field(description="Instances of the tokenizer in the measured pod; 0: no tokenizer."),
+        Field(
+            description=(
+                "Number of instances of the tokenizer in the measured pod. 0 means that there is "
+                "no tokenizer."
+            )
+        ),
     ] = 0
     padding: Annotated[
         Short,
-        Field(
-            description=("The padding used in the measurement, if it differs from the pipeline's.")
-        ),
+        Field(description="Padding mode of the measurement, if it differs from the pipeline's."),
     ] = ""
     requests_per_second: Annotated[
         Count,
-        Field(description="Requests per second sustained within the SLO, or at the tested rate."),
+        Field(
+            description=(
+                "Requests per second that were sustained within the SLO, or the tested rate."
+            )
+        ),
     ] = 0
     p99_microseconds: Annotated[
         Count,
         Field(
             description=(
-                "Measured p99; omitted if more than one request in a hundred received no response."
+                "Measured p99 latency. Omitted if more than 1 % of the requests received no "
+                "response."
             )
         ),
     ] = 0
@@ -118,26 +135,32 @@ class TuningStatus(ApiModel):
     start_time: Annotated[
         str | None,
         Field(
-            max_length=64, description="When it began.", json_schema_extra={"format": "date-time"}
+            max_length=64,
+            description="Time at which the run began.",
+            json_schema_extra={"format": "date-time"},
         ),
     ] = None
     completion_time: Annotated[
         str | None,
         Field(
-            max_length=64, description="When it ended.", json_schema_extra={"format": "date-time"}
+            max_length=64,
+            description="Time at which the run ended.",
+            json_schema_extra={"format": "date-time"},
         ),
     ] = None
-    revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
-    message: Annotated[Long, Field(description="The result, or why the run failed.")] = ""
+    revision: Annotated[Short, Field(description="Revision that the run measured.")] = ""
+    message: Annotated[
+        Long, Field(description="Result of the run, or the reason why it failed.")
+    ] = ""
     advice: Annotated[
-        Long, Field(description=("What limits the pipeline, and which field to change."))
+        Long, Field(description="Bottleneck of the pipeline, and the field to change.")
     ] = ""
     padding: Annotated[
         Short,
         Field(
             description=(
-                "The padding mode with the lowest measured cost for the model step, and the "
-                "milliseconds that a full batch takes in each mode."
+                "Padding mode with the lowest measured cost for the model step, and the time "
+                "that a full batch takes in each mode, in milliseconds."
             )
         ),
     ] = ""
@@ -159,5 +182,7 @@ class TuningStatus(ApiModel):
     ] = ""
     points: Annotated[
         tuple[TuningPoint, ...],
-        Field(max_length=32, description="What was measured.", json_schema_extra=ATOMIC),
+        Field(
+            max_length=32, description="Settings that the run measured.", json_schema_extra=ATOMIC
+        ),
     ] = ()

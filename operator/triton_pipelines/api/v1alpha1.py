@@ -40,13 +40,14 @@ class PipelineSpec(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "One folder that contains both tokenizer and model; the default for their sources."
+                "Folder that contains both the tokenizer and the model. It is the default for "
+                "their sources."
             )
         ),
     ] = None
     replicas: Annotated[int, Field(ge=0, le=10000, description="Pods.")] = 1
     suspend: Annotated[
-        Switch, Field(description="Enabled: no pods run; everything else is kept.")
+        Switch, Field(description="If Enabled, no pods run. All other objects are kept.")
     ] = Switch.DISABLED
     service_account_name: Annotated[
         ObjectName | None,
@@ -61,22 +62,24 @@ class PipelineSpec(ApiModel):
         Tokenizer | None,
         Field(
             description=(
-                "The CPU step that converts text to tokens. Omit it if the pipeline needs none."
+                "CPU step that converts text to tokens. Omit it if the pipeline does not read text."
             )
         ),
     ] = None
     model: Annotated[
         ModelSpec | None,
-        Field(description="The GPU step. Omit it if the pipeline has only steps."),
+        Field(
+            description="GPU step that runs the model. Omit it if all models are listed in steps."
+        ),
     ] = None
-    postprocess: Annotated[
-        Postprocess, Field(description="How the model's outputs are processed.")
-    ] = Postprocess()
+    postprocess: Annotated[Postprocess, Field(description="Processing of the model's outputs.")] = (
+        Postprocess()
+    )
     steps: Annotated[
         tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
-            description="Additional steps before, parallel to or after the model.",
+            description="Additional steps that run before, after or in parallel with the model.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -85,7 +88,7 @@ class PipelineSpec(ApiModel):
         Field(
             max_length=MAX_STEPS,
             description=(
-                "Steps that run the model of another step again, with other tensors. The "
+                "Steps that run the model of another step again with different tensors. The "
                 "model is loaded once, and both steps share its instances."
             ),
             json_schema_extra=BY_NAME,
@@ -96,31 +99,34 @@ class PipelineSpec(ApiModel):
         Field(
             max_length=MAX_STEPS,
             description=(
-                "Models that are loaded and monitored but not connected, to be called by "
-                "custom code."
+                "Models that custom code calls. They are loaded and monitored, but are not "
+                "part of the ensemble."
             ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
     ensemble: Annotated[
-        Ensemble, Field(description="The pipeline's name, inputs and outputs, as seen by clients.")
+        Ensemble,
+        Field(description="Name, inputs and outputs of the pipeline, as clients see them."),
     ] = Ensemble()
     health: Annotated[
-        Health, Field(description=("Test inferences that the operator sends to each pod."))
+        Health, Field(description="Test inferences that the operator sends to each pod.")
     ] = Health()
-    server: Annotated[ServerSpec, Field(description="The Triton pods.")] = ServerSpec()
+    server: Annotated[ServerSpec, Field(description="Configuration of the Triton pods.")] = (
+        ServerSpec()
+    )
     rollout: Annotated[
-        RolloutSpec, Field(description="How a new revision replaces the old one.")
+        RolloutSpec, Field(description="Strategy by which a new revision replaces the old one.")
     ] = RolloutSpec()
     scaling: Annotated[
-        Scaling, Field(description="Live scaling of CPU steps, primarily of the tokenizer.")
+        Scaling, Field(description="Live scaling of CPU steps, such as the tokenizer.")
     ] = Scaling()
     slo: Annotated[Slo, Field(description="Service level objectives.")] = Slo()
-    tuning: Annotated[Tuning, Field(description="Tuning of batching settings by measurement.")] = (
-        Tuning()
-    )
+    tuning: Annotated[
+        Tuning, Field(description="Tuning of the batching settings through measurements.")
+    ] = Tuning()
     observability: Annotated[
-        Observability, Field(description="Traces and metrics of the pods.")
+        Observability, Field(description="Tracing and monitoring of the pods.")
     ] = Observability()
 
     rules = (
@@ -193,7 +199,7 @@ class PipelineSpec(ApiModel):
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
             " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type"
             " == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
-            message=("must differ from the modelName of tokenizer, model and postprocess"),
+            message="must differ from the modelName of tokenizer, model and postprocess",
             holds=lambda s: (
                 s.ensemble.model_name is None
                 or s.ensemble.model_name not in _slot_names(s, postprocess=True)

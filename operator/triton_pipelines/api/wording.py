@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
+
+# The subject of Pydantic's messages: the field's path says more.
+_SHOULD: Final = re.compile(r"^(?:Input|String|Tuple|List|Dictionary) should ")
+_PYDANTIC: Final = {
+    "Extra inputs are not permitted": "unknown field",
+    "Field required": "is required",
+}
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
@@ -16,6 +25,12 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
+def validation_message(message: str) -> str:
+    """Return a message of Pydantic in the form of the other messages, to follow a field's path."""
+    text = message.removeprefix("Value error, ")
+    return _PYDANTIC.get(text, _SHOULD.sub("must ", text))
+
+
 def listed(words: Sequence[str]) -> str:
-    """Return an enumeration: ``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+    """Return an enumeration: ``a``, ``a and b``, ``a, b and c``; empty for no words."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from triton_pipelines.api.wording import validation_message
 from triton_pipelines.app.option_values import Names, Pairs, split
 from triton_pipelines.autoscaling.metrics.connection import Connection
 from triton_pipelines.autoscaling.metrics.connections_file import (
@@ -203,7 +204,7 @@ class OperatorConfig(BaseModel):
         known = {DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **DEFAULT_FAMILY_IMAGES}
         if unknown := sorted(value.keys() - known.keys()):
             raise ValueError(
-                f"{', '.join(unknown)}: unknown image family; known are {', '.join(known)}"
+                f"{', '.join(unknown)}: unknown image family; use one of: {', '.join(known)}"
             )
         return MappingProxyType({**known, **value})
 
@@ -212,8 +213,8 @@ class OperatorConfig(BaseModel):
     def _platforms_can_be_substituted(cls, value: frozenset[str]) -> frozenset[str]:
         if unknown := sorted(value - SUBSTITUTABLE):
             raise ValueError(
-                f"{', '.join(unknown)}: not supported by the CPU fallback backend; "
-                f"supported are {', '.join(sorted(SUBSTITUTABLE))}"
+                f"{', '.join(unknown)}: not supported by the CPU fallback backend; use one of: "
+                f"{', '.join(sorted(SUBSTITUTABLE))}"
             )
         return value
 
@@ -228,7 +229,7 @@ class OperatorConfig(BaseModel):
     def _objects_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := sorted(set(value) - {*MONITORING, "none"}):
             raise ValueError(
-                f"{', '.join(unknown)}: unknown object; known are {', '.join(MONITORING)} and none"
+                f"{', '.join(unknown)}: unknown object; use {', '.join(MONITORING)} or none"
             )
         return tuple(one for one in value if one != "none")
 
@@ -260,7 +261,10 @@ class OperatorConfig(BaseModel):
     @model_validator(mode="after")
     def _ports_differ(self) -> OperatorConfig:
         if self.metrics_port == self.liveness_port:
-            raise ValueError(f"metrics_port and liveness_port are both {self.metrics_port}")
+            raise ValueError(
+                f"metrics_port and liveness_port are both {self.metrics_port}; choose different "
+                "ports"
+            )
         return self
 
     @model_validator(mode="after")
@@ -366,7 +370,7 @@ def variable_of(option: str) -> str:
 
 def _describe(finding: Any) -> str:
     where = [str(part) for part in finding["loc"]]
-    message = str(finding["msg"]).removeprefix("Value error, ")
+    message = validation_message(str(finding["msg"]))
     if not where:
         return message
     option = where[0]

@@ -56,14 +56,14 @@ class OperatorMetrics:
 
     def _declare_queue_metrics(self) -> None:
         self.reconciles = self._counter(
-            "reconciles", "Finished reconciles of a pipeline.", "result"
+            "reconciles", "Completed reconciles of pipelines.", "result"
         )
         self.reconcile_seconds = self._histogram(
             "reconcile_duration_seconds", "Duration of a reconcile.", _RECONCILE_BUCKETS, "result"
         )
         self.queue_wait_seconds = self._histogram(
             "queue_wait_seconds",
-            "Time from being due to the start of a reconcile.",
+            "Time between the moment when a pipeline is due and the start of its reconcile.",
             _RECONCILE_BUCKETS,
         )
         self.queue_depth = self._gauge(
@@ -72,16 +72,20 @@ class OperatorMetrics:
         self.queue_in_work = self._gauge("queue_in_work", "Pipelines being reconciled.")
         self.queue_delayed = self._gauge("queue_delayed", "Pipelines with a scheduled reconcile.")
         self.queue_longest_work = self._gauge(
-            "queue_longest_work_seconds", "Age of the longest running reconcile."
+            "queue_longest_work_seconds", "Age of the longest-running reconcile."
         )
 
     def _declare_api_metrics(self) -> None:
         self.api_requests = self._counter(
-            "api_requests", "Attempts to the API server.", "verb", "resource", "code"
+            "api_requests",
+            "Requests to the API server, including retries.",
+            "verb",
+            "resource",
+            "code",
         )
         self.api_seconds = self._histogram(
             "api_request_duration_seconds",
-            "Duration of an attempt.",
+            "Duration of a single request to the API server.",
             _API_BUCKETS,
             "verb",
             "resource",
@@ -89,12 +93,12 @@ class OperatorMetrics:
         self.watch_events = self._counter("watch_events", "Watch events.", "resource")
         self.objects_too_deep = self._counter(
             "objects_too_deep",
-            "Watch events of objects that are nested too deeply to be valid.",
+            "Watch events for objects that are nested too deeply to be valid.",
             "resource",
         )
         self.watch_age = self._gauge(
             "watch_age_seconds",
-            "Time since the last watch event; grows in a quiet cluster, too.",
+            "Time since the last watch event. It also grows if nothing changes in the cluster.",
             "resource",
         )
         self.watch_missed = self._counter(
@@ -106,7 +110,7 @@ class OperatorMetrics:
 
     def _declare_process_metrics(self) -> None:
         self.loop_lag = self._histogram(
-            "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
+            "loop_lag_seconds", "Delay with which the event loop runs a timer.", _LAG_BUCKETS
         )
         self.monitor_errors = self._counter(
             "monitor_errors",
@@ -117,7 +121,7 @@ class OperatorMetrics:
         )
         self.synced = self._gauge("synced", "1 once every kind has been listed.")
         self.leading = self._gauge(
-            "leading", "1 while this process reconciles, 0 while it stands by for another replica."
+            "leading", "1 while this process is the leader, 0 while it is on standby."
         )
 
     def observe_api(self, *, verb: str, resource: str, code: str, seconds: float) -> None:

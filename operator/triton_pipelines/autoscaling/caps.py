@@ -184,7 +184,7 @@ def _bounds(
 ) -> Iterator[GrowthCap]:
     """Yield every bound on one step; of equal bounds the first counts."""
     step = load.limits
-    yield GrowthCap(step.high, CapKind.MAXIMUM, f"instances.max {step.high}")
+    yield GrowthCap(step.high, CapKind.MAXIMUM, f"instances.max is {step.high}")
     if budget.limited:
         count = load.used + _cpu_growth(load, later, budget, free.cores)
         yield GrowthCap(count, CapKind.CPU, _cpu_text(limits, budget, step))
@@ -194,19 +194,19 @@ def _bounds(
         yield GrowthCap(
             load.count + _fits(free.memory, step.memory_bytes),
             CapKind.MEMORY,
-            f"memory: {_mib(free.memory)} left of {_mib(limits.memory_limit)}",
+            f"only {_mib(free.memory)} of {_mib(limits.memory_limit)} of memory are left",
         )
     if free.shared_memory is not None and step.shared_memory_bytes:
         yield GrowthCap(
             load.count + _fits(free.shared_memory, step.shared_memory_bytes),
             CapKind.SHARED_MEMORY,
-            f"shared memory of {_mib(limits.shared_memory)}",
+            f"the shared memory has {_mib(limits.shared_memory)}",
         )
     if limits.gpu_capacity is not None and load.service:
         yield GrowthCap(
             math.ceil(limits.gpu_capacity * load.service / limits.law.target),
             CapKind.GPU_CAPACITY,
-            f"the GPU step's capacity of {limits.gpu_capacity:.0f} requests/s",
+            f"the GPU step can process at most {limits.gpu_capacity:.0f} requests/s",
         )
 
 
@@ -259,15 +259,15 @@ def _fits(left: float, each: float) -> int:
 
 def _cpu_text(limits: PipelineLimits, budget: CpuBudget, step: StepLimits) -> str:
     if budget.throttled:
-        return f"CPU: throttled at its limit of {limits.cpu_limit:g} cores"
+        return f"the container is throttled at its CPU limit of {limits.cpu_limit:g} cores"
     if budget.lacks_cores(step.name):
         return (
-            f"CPU: busy instances have a core for only {budget.shares[step.name]:.0%} of the time,"
-            " because they share too few cores"
+            "busy instances share too few CPU cores and run only "
+            f"{budget.shares[step.name]:.0%} of the time"
         )
     return (
-        f"CPU: limit {limits.cpu_limit:g} cores, {max(0.0, budget.headroom):.1f} unused,"
-        f" {budget.cores[step.name]:.2g} per busy instance"
+        f"only {max(0.0, budget.headroom):.1f} of {limits.cpu_limit:g} CPU cores are unused, "
+        f"and each busy instance needs {budget.cores[step.name]:.2g}"
     )
 
 

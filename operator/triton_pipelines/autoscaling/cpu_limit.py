@@ -168,8 +168,8 @@ def _limitation(state: CpuLimitState) -> Limitation | None:
     worst = min(state.infeasible, key=lambda item: item.given)
     return Limitation(
         CPU,
-        f"a pod on node {worst.node} cannot have more than {worst.given}m"
-        f" ({worst.requested}m is infeasible there)",
+        f"a pod on node {worst.node} can have at most {worst.given}m of CPU ({worst.requested}m "
+        "is infeasible there)",
     )
 
 
@@ -177,9 +177,10 @@ def _reason(millis: int, state: CpuLimitState, high: int, needed: int) -> str:
     before = state.scale.desired
     if before > high:
         rejected = (
-            f"{item.requested}m is infeasible on node {item.node}" for item in state.infeasible
+            f"{item.requested}m of CPU is infeasible on node {item.node}"
+            for item in state.infeasible
         )
-        return "; ".join(rejected) or f"at most {high}m are needed"
+        return "; ".join(rejected) or f"at most {high}m of CPU is needed"
     if millis > before:
-        return f"CPUBound: instances need {needed}m in each pod"
-    return f"at most {millis}m were needed in the last {STABILIZATION_SECONDS:.0f} s"
+        return f"CPUBound: the instances in each pod need {needed}m of CPU"
+    return f"at most {millis}m of CPU was needed in the last {STABILIZATION_SECONDS:.0f} s"

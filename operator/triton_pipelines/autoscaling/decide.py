@@ -126,7 +126,7 @@ def _decide_from_samples(
     decisions = tuple(item.decision for item in outcomes)
     found = verdicts.pipeline_verdict(item.verdict for item in decisions)
     notes = (
-        trusted.problem and f"MetricsPartial: {trusted.problem}; counts do not decrease",
+        trusted.problem and f"MetricsPartial: {trusted.problem}; instance counts do not decrease",
         verdicts.gpu_note(context.gpu, limits),
         *sample.notes,
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from triton_pipelines.api.wording import counted
 from triton_pipelines.autoscaling import control_law
 from triton_pipelines.autoscaling.types import (
     ControlLaw,
@@ -81,7 +82,8 @@ def pod_pressure(decision: ScalingDecision, limits: PipelineLimits, *, cpu_may_g
                 if _is_growth_held(item, decision)
                 else item.figures.cap_reason
             )
-            return f"{item.verdict}: {item.step} is at {item.count} in every pod ({by})"
+            instances = counted(item.count, f"{item.step} instance")
+            return f"{item.verdict}: every pod has {instances}, and {by}"
     return ""
 
 
@@ -221,7 +223,8 @@ def _reason(count: int, state: PodCountState, bounds: StepLimits, demand: int, w
         return f"scaling.pods allows {bounds.low} to {bounds.high}"
     if count > before:
         return f"{why}; the load needs {demand} pods"
-    return f"at most {count} were needed in the last {STABILIZATION_SECONDS:.0f} s"
+    needed = counted(count, "pod was", "pods were")
+    return f"at most {needed} needed in the last {STABILIZATION_SECONDS:.0f} s"
 
 
 def _limitation(
@@ -230,7 +233,7 @@ def _limitation(
     if demand <= count:
         return None
     if count >= bounds.high:
-        limit = f"limited to {count} by scaling.pods.max ({why})"
+        limit = f"scaling.pods.max limits the number to {count} ({why})"
     else:
         limit = blocked or "waiting for the pods that are being added"
     return Limitation(PODS, f"the load needs {demand} pods; {limit}")

@@ -36,7 +36,7 @@ __all__ = [
 
 CPU: Final = "millicores"
 """Name of the CPU limit in the history, next to those of steps."""
-_RESIZING: Final = "the CPU limit of the pods is changing"
+_RESIZING: Final = "the CPU limit of the pods is being changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def change_in_progress(state: ScalingState, seen: PodsObservation, now: float) -
         and not seen.there == seen.ready == scale.desired
         and _is_recent(scale.last_change, IN_FLIGHT_SECONDS, now)
     ):
-        return "the number of pods is changing"
+        return "the number of pods is being changed"
     return ""
 
 
@@ -149,8 +149,8 @@ def decide_pods_and_cpu(
 
 def _blocked(seen: PodsObservation) -> str:
     if seen.counting:
-        return "counts are changing"
-    return "a rollout is running" if seen.rolling else ""
+        return "instance counts are being changed"
+    return "a rollout is in progress" if seen.rolling else ""
 
 
 def _add_cpu(

@@ -251,8 +251,8 @@ def _verdict(
 def _flapping(item: StepObservation, state: StepState) -> Limitation:
     return Limitation(
         item.limits.name,
-        f"{len(state.reversals)} direction changes within an hour; the count does not "
-        "decrease until there are fewer",
+        f"the direction changed {len(state.reversals)} times within an hour, so the count does "
+        "not decrease until it changes less often",
     )
 
 
@@ -374,7 +374,7 @@ def _must_free_memory(
 def _memory_text(context: DecisionContext) -> str:
     used = (context.cpu.memory_bytes or 0.0) / 2**20
     limit = (context.limits.memory_limit or 0.0) / 2**20
-    return f"memory: {used:.0f} MiB of {limit:.0f} MiB are used; removing one instance"
+    return f"{used:.0f} of {limit:.0f} MiB of memory are used, so one instance is removed"
 
 
 def _figures(item: StepObservation, demand: StepDemand, cap: GrowthCap) -> StepFigures:

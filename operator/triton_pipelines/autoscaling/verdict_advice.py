@@ -37,8 +37,8 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         "A CPU step other than the tokenizer is the bottleneck: requests wait for an instance.",
         (
             _MORE_INSTANCES,
-            "A model on the CPU is not scaled live: raise its instances.count, add pods, or give it"
-            " a GPU (spec.server.gpu).",
+            "A model on the CPU is not scaled live. Raise its instances.count, add pods, or "
+            "run it on a GPU (spec.server.gpu).",
             _GROWTH_HELD,
         ),
     ),
@@ -65,35 +65,35 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
             "Add pods with spec.replicas, scale them with the load by setting "
             "spec.scaling.pods, or select a faster GPU with spec.server.gpu.products.",
             (
-                "Make the model cheaper: use FP16 or TensorRT, a shorter "
-                "spec.tokenizer.maxLength, or larger preferred batches."
+                "Reduce the cost of the model: use FP16 or TensorRT, a shorter "
+                "spec.tokenizer.maxLength, or larger preferred batch sizes."
             ),
         ),
     ),
     Verdict.CPU_CONTENDED: VerdictAdvice(
-        "CPU is scarce, but the scaled step is not the one that uses it.",
+        "CPU is scarce, but most of it is used by steps other than the scaled one.",
         (
-            "Check the threads of other steps: intra_op threads of ONNX, and OMP_NUM_THREADS or"
-            " OPENBLAS_NUM_THREADS in spec.server.env.",
+            "Check the number of threads of the other steps: the intra_op threads of ONNX "
+            "Runtime, and OMP_NUM_THREADS or OPENBLAS_NUM_THREADS in spec.server.env.",
             (
-                "Raise spec.server.resources.limits.cpu: a throttled container is slow "
+                "Raise spec.server.resources.limits.cpu. A throttled container is slow "
                 "regardless of its instance counts."
             ),
         ),
     ),
     Verdict.BALANCED: VerdictAdvice(
-        "Nothing: the CPU steps keep up with the GPU step and have capacity to spare."
+        "There is none: the CPU steps keep up with the GPU step and have spare capacity."
     ),
     Verdict.OVERPROVISIONED: VerdictAdvice(
-        "Nothing: there are more instances than the load needs.",
+        "There is none: more instances are running than the load needs.",
         (
             "The operator removes them once they have not been needed for"
             " scaleDown.stabilizationSeconds.",
         ),
     ),
-    Verdict.IDLE: VerdictAdvice("Nothing: no requests arrive."),
+    Verdict.IDLE: VerdictAdvice("There is none: no requests arrive."),
     Verdict.NO_PROGRESS: VerdictAdvice(
-        "Requests are queued, but none completes.",
+        "Requests are queued, but none of them completes.",
         (
             "A process of a Python model might have died; check the pod's log. The "
             "operator recreates such a pod when it detects the failure.",
@@ -104,8 +104,8 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         ),
     ),
     Verdict.BATCHING_INEFFECTIVE: VerdictAdvice(
-        "The GPU step runs requests one by one although several are queued: Triton cannot batch"
-        " them.",
+        "The GPU step runs requests one at a time although several are queued, because Triton "
+        "cannot batch them.",
         (
             "Use a padding mode that gives all requests the same shape: set "
             "spec.tokenizer.padding to Bucketed or Fixed, or to Ragged with a model that supports "

@@ -180,11 +180,15 @@ def _addition(
             " steps (intra_op, OMP, RAYON)"
         )
     if cause is VerdictCause.GROWTH_LIMITED:
-        return f"there is no room for another instance: {inputs.cap.text}"
+        return f"there is no room for another instance, because {inputs.cap.text}"
     if cause is VerdictCause.GROWTH_PAUSED:
-        return "growth is paused: the last increase did not raise the throughput of the GPU step"
+        return (
+            "the count is not increased, because the last increase did not raise the "
+            "throughput of the GPU step"
+        )
     if found is Verdict.OVERPROVISIONED:
-        return f"at most {inputs.highest_demand} were needed in the last {law.stabilization:.0f} s"
+        needed = counted(inputs.highest_demand, "instance was", "instances were")
+        return f"at most {needed} needed in the last {law.stabilization:.0f} s"
     return ""
 
 
@@ -194,15 +198,15 @@ def _requests(pending: float) -> str:
 
 def _no_progress_text(inputs: VerdictInputs) -> str:
     return (
-        f"{_requests(inputs.pending)} queued for {inputs.step.name} and none has "
-        f"completed for {inputs.stalled_seconds:.0f} s; its instances might have died, "
-        "which only a new pod or a full reload can fix"
+        f"{_requests(inputs.pending)} queued for {inputs.step.name}, but none has completed for "
+        f"{inputs.stalled_seconds:.0f} s; its instances might have died, and only a new pod or "
+        "a full reload can replace them"
     )
 
 
 def _idle_text(inputs: VerdictInputs) -> str:
     del inputs
-    return "no requests arrive and none are queued"
+    return "no requests arrive, and none are queued"
 
 
 def _unknown_text(inputs: VerdictInputs) -> str:
@@ -218,17 +222,17 @@ _TEXTS_WITHOUT_LOAD: Final[Mapping[Verdict, Callable[[VerdictInputs], str]]] = {
 
 def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
     return (
-        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for it,"
-        f" {inputs.pending:.0f} for {inputs.step.name}: more instances of {inputs.step.name}"
-        " cannot help"
+        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for it and {inputs.pending:.0f} for "
+        f"{inputs.step.name}, so more instances of {inputs.step.name} would not help"
     )
 
 
 def _unbatched_text(gpu: GpuSignal) -> str:
     return (
-        f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while"
-        f" {counted(round(gpu.pending), 'is', 'are')} queued: shapes differ or dynamic batching is"
-        " off; see spec.tokenizer.padding and the step's dynamicBatching"
+        f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while "
+        f"{counted(round(gpu.pending), 'request is', 'requests are')} queued, because their "
+        "shapes differ or dynamic batching is disabled; check spec.tokenizer.padding and the "
+        "step's dynamicBatching"
     )
 
 
@@ -239,17 +243,17 @@ def limitation(inputs: VerdictInputs, found: Verdict, gpu: GpuSignal) -> Limitat
         return None
     text = ""
     if inputs.growth_held:
-        text = f"held at {count}: the last increase did not raise throughput"
+        text = f"the count is held at {count}, because the last increase did not raise throughput"
     elif is_gpu_bound(gpu, inputs.pending) or found in (
         Verdict.BATCHING_INEFFECTIVE,
         Verdict.NO_PROGRESS,
     ):
-        text = f"held at {count}: {found}"
+        text = f"the count is held at {count} ({found})"
     elif needed > inputs.cap.count:
-        text = f"limited to {max(count, inputs.cap.count)} by {inputs.cap.text}"
+        text = f"the count is limited to {max(count, inputs.cap.count)}, because {inputs.cap.text}"
     if not text:
         return None
-    return Limitation(inputs.step.name, f"the load needs {needed} instances; {text}")
+    return Limitation(inputs.step.name, f"the load needs {needed} instances, but {text}")
 
 
 def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
@@ -260,18 +264,18 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
     if limits.on_cpu.issuperset(limits.gpu_steps):
         return ""
     if gpu.utilization is None:
-        return "GPUMetricsUnavailable: using the GPU step's own busy time and queue instead"
+        return "GPUMetricsUnavailable: the GPU step's busy time and queue are used instead"
     if gpu.busy is None or gpu.on_cpu:
         return ""
     if gpu.utilization >= _HIGH and gpu.busy < _LOW:
         return (
-            f"the GPU is at least {_HIGH:.0%} utilized but {gpu.model} is less than {_LOW:.0%}"
-            " busy: another process uses the GPU too"
+            f"the GPU is at least {_HIGH:.0%} utilized, but {gpu.model} is less than {_LOW:.0%} "
+            "busy, so another process uses the GPU, too"
         )
     if gpu.busy >= _HIGH and gpu.utilization < _LOW:
         return (
-            f"{gpu.model} is at least {_HIGH:.0%} busy but the GPU is less than {_LOW:.0%}"
-            " utilized: the step spends its time in code on the CPU"
+            f"{gpu.model} is at least {_HIGH:.0%} busy, but the GPU is less than {_LOW:.0%} "
+            "utilized, so the step spends its time in code on the CPU"
         )
     return ""
 
@@ -283,9 +287,10 @@ def _load_text(inputs: VerdictInputs, law: ControlLaw) -> str:
     instances = inputs.count * inputs.pods
     count = counted(instances, f"{name} instance is", f"{name} instances are")
     return (
-        f"{count} {demand.busy:.0%} busy (target {law.target:.0%}):"
-        f" {_number(demand.arrivals)} requests/s at {_number(demand.service * 1000)} ms each;"
-        f" {inputs.pending:.0f} queued, {_number(demand.worst_wait * 1000)} ms wait"
+        f"{count} {demand.busy:.0%} busy (target: {law.target:.0%}) with "
+        f"{_number(demand.arrivals)} requests/s at {_number(demand.service * 1000)} ms each; "
+        f"{_requests(inputs.pending)} queued, and the wait is "
+        f"{_number(demand.worst_wait * 1000)} ms"
     )
 
 
@@ -303,7 +308,7 @@ def _gpu_text(gpu: GpuSignal) -> str:
         else f"the busy time of {gpu.model} is unknown"
     )
     if gpu.on_cpu:
-        return f"{own}, on the CPU"
+        return f"{own} on the CPU"
     if gpu.utilization is None:
         return own
-    return f"{own}, the GPU is {gpu.utilization:.0%} utilized"
+    return f"{own}, and the GPU is {gpu.utilization:.0%} utilized"

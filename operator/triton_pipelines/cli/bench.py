@@ -41,8 +41,8 @@ def bench(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="File of a pipeline, which is served on this machine during the run, or URL: "
-            "http(s)://HOST:PORT/v2/models/MODEL; over gRPC, grpc(s)://….",
+            help="File of a pipeline, which is served on this machine during the run, or URL "
+            "of a model: http(s)://HOST:PORT/v2/models/MODEL, or grpc(s)://… for gRPC.",
         ),
     ],
     load: BenchLoadOptions,

@@ -93,13 +93,14 @@ def _values(text: str, option: str) -> list[float]:
         numbers = [_number(part, option, text) for part in text.split(":")]
         if len(numbers) > 3 or numbers[1] < numbers[0]:
             raise CommandError(
-                (f"{option} {text}: is not a list or range; use N, N,N,… or FIRST:LAST[:STEP]"),
+                f"{option} {text}: is not a list or range; use N, N,N,… or FIRST:LAST[:STEP]",
                 EXIT_USAGE,
             )
         values = _powers(*numbers) if len(numbers) == 2 else _steps(numbers, option, text)
     if len(values) > MOST_POINTS:
         raise CommandError(
-            f"{option} {text}: {len(values)} loads; at most {MOST_POINTS} in one bench", EXIT_USAGE
+            f"{option} {text}: {len(values)} loads are too many; use at most {MOST_POINTS}",
+            EXIT_USAGE,
         )
     return values
 
@@ -152,7 +153,7 @@ def build_requests(
     first = request_arrays(model, groups[0], groups[0] if len(free) > 1 else (), values, files)
     if len(free) > 2:
         names = ", ".join(item.name for item in free[2:])
-        raise CommandError(f"{names}: set it with --input NAME=TEXT", EXIT_USAGE)
+        raise CommandError(f"no value for {names}; set it with --input NAME=TEXT", EXIT_USAGE)
     if not free:
         rows = max((len(array) for array in first.values()), default=1) if model.batched else 1
     return BenchRequests(
@@ -186,7 +187,7 @@ def _generated_texts(
     except TextsError as error:
         raise CommandError(f"--lengths {error}", EXIT_USAGE) from error
     if lengths is not None and not has_text_input:
-        raise CommandError("--lengths: the model has no text input", EXIT_USAGE)
+        raise CommandError("--lengths: the model has no text input; omit the option", EXIT_USAGE)
     words = list(generate_texts(distribution.sample(max(TEXTS, LEAST_REQUESTS * rows), seed), seed))
     source = (
         f"lognormal lengths in tokens: {distribution}" if has_text_input else "the given inputs"
@@ -200,8 +201,8 @@ def _of_perf_analyzer(
     known = {item.name: item for item in model.inputs}
     if unknown := [name for name in entries[0] if name not in known]:
         raise CommandError(
-            f"--texts {file}: {', '.join(unknown)}: not an input;"
-            f" the inputs are {', '.join(known)}",
+            f"--texts {file}: {', '.join(unknown)}: not an input of the model; its inputs are "
+            f"{', '.join(known)}",
             EXIT_USAGE,
         )
     if missing := [
@@ -306,6 +307,6 @@ def _steps(numbers: Sequence[float], option: str, text: str) -> list[float]:
     count = math.floor(min((last - first) / step + 1e-9, 1e9)) + 1
     if count > MOST_POINTS:
         raise CommandError(
-            f"{option} {text}: {count} loads; at most {MOST_POINTS} in one bench", EXIT_USAGE
+            f"{option} {text}: {count} loads are too many; use at most {MOST_POINTS}", EXIT_USAGE
         )
     return [first + number * step for number in range(count)]

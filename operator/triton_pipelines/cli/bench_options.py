@@ -36,8 +36,8 @@ class BenchLoadOptions:
         str | None,
         typer.Option(
             metavar="N|A:B[:STEP]",
-            help="Closed loop: number of requests in flight; A:B doubles from A to B."
-            f" Default: {DEFAULT_CONCURRENCY}, without --rate.",
+            help="Number of requests in flight (closed loop). A:B doubles the number from A to "
+            f"B. Default without --rate: {DEFAULT_CONCURRENCY}.",
         ),
     ] = None
     """Closed loops."""
@@ -45,7 +45,10 @@ class BenchLoadOptions:
         str | None,
         typer.Option(
             metavar="N|A:B:STEP",
-            help="Open loop: requests/s, sent on schedule, regardless of when responses arrive.",
+            help=(
+                "Requests per second (open loop). They are sent on schedule, regardless of "
+                "when responses arrive."
+            ),
         ),
     ] = None
     """Open loops."""
@@ -53,7 +56,7 @@ class BenchLoadOptions:
         Arrivals,
         typer.Option(
             help=(
-                "Arrival pattern of an open loop: random, as from many independent users, or "
+                "Arrival pattern of an open loop: random, as with many independent users, or "
                 "evenly spaced."
             )
         ),
@@ -65,7 +68,10 @@ class BenchLoadOptions:
             min=0.3,
             max=3600,
             metavar="SECONDS",
-            help="Measured time of a run, divided into three windows whose results must agree.",
+            help=(
+                "Duration of the measurement in each run. It is divided into three windows, "
+                "whose results must agree."
+            ),
         ),
     ] = 6.0
     """Measured seconds of a run."""
@@ -75,14 +81,14 @@ class BenchLoadOptions:
             min=0,
             max=3600,
             metavar="SECONDS",
-            help=("Time under load before the measurement starts."),
+            help="Time under load before the measurement starts.",
         ),
     ] = 1.0
     """Seconds under load before them."""
     runs: Annotated[
         int,
         typer.Option(
-            min=1, max=100, help=("Number of runs per load; runs of different loads alternate.")
+            min=1, max=100, help="Number of runs per load. Runs of different loads alternate."
         ),
     ] = 3
     """Runs of each load."""
@@ -90,8 +96,8 @@ class BenchLoadOptions:
         bool,
         typer.Option(
             "--baseline/--no-baseline",
-            help="Also measure a single client that waits for each response, with all rows in one "
-            "request and with one row per request.",
+            help="Also measure a single client that waits for each response, first with all "
+            "rows in one request, then with one row per request.",
         ),
     ] = True
     """Whether to measure the baselines."""
@@ -104,7 +110,7 @@ class BenchLoadOptions:
         typer.Option(
             "--grpc-address",
             metavar="HOST:PORT",
-            help=f"gRPC address, if it is not the URL's host with port {PORT_GRPC}.",
+            help=f"gRPC address. Default: the URL's host with port {PORT_GRPC}.",
         ),
     ] = None
     """``None``: the host of the URL."""
@@ -118,7 +124,7 @@ class BenchLoadOptions:
     seed: Annotated[
         int,
         typer.Option(
-            min=0, help=("Seed for texts and arrivals; the same seed produces the same load.")
+            min=0, help="Seed for texts and arrivals. The same seed produces the same load."
         ),
     ] = 0
     """Seed of texts and arrivals."""
@@ -152,7 +158,7 @@ class RequestOptions:
         str | None,
         typer.Option(
             metavar="median=32,sigma=0.6,cap=512",
-            help="Without --texts: lognormal lengths of generated texts, in tokens.",
+            help="Lognormal lengths of generated texts, in tokens. Not allowed with --texts.",
         ),
     ] = None
     """Lengths of generated texts."""
@@ -163,7 +169,10 @@ class RequestOptions:
         typer.Option(
             "--input",
             metavar="NAME=VALUE",
-            help="Another input, the same in every request; as in `tritonpipe infer`.",
+            help=(
+                "Value of another input, which is the same in every request. Same format as in "
+                "`tritonpipe infer`."
+            ),
         ),
     ] = None
     """Further inputs."""
@@ -172,7 +181,7 @@ class RequestOptions:
         typer.Option(
             "--input-file",
             metavar="NAME=PATH",
-            help="Another input from a file; as in `tritonpipe infer`.",
+            help="Value of another input from a file. Same format as in `tritonpipe infer`.",
         ),
     ] = None
     """Further inputs from files."""

@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.api.wording import counted
 from triton_pipelines.tools.loadgen import LoadSummary, SweepResult, summary_document
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 
@@ -190,7 +191,7 @@ def warnings_of(report: BenchReport) -> list[str]:
     result = []
     for name, item in all_loads(report):
         for message, count in sorted(item.errors.items(), key=lambda pair: -pair[1])[:3]:
-            result.append(f"{name}: {count} failed: {message}")
+            result.append(f"{name}: {counted(count, 'request')} failed: {message}")
     behind = [
         item
         for item in report.points
@@ -203,7 +204,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         if item not in behind and (reason := _unstable(item))
     ]:
         result.append(
-            f"not stable: {'; '.join(unstable)}; try a longer --duration or a quieter machine"
+            f"results are not stable: {'; '.join(unstable)}; use a longer --duration or a less "
+            "busy machine"
         )
     if busy := [
         item.spec.name
@@ -211,8 +213,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         if max(run.cpu_share for run in item.runs) > _BUSY_CORES
     ]:
         result.append(
-            f"the load generator used a full core at {', '.join(busy)}, so the server may sustain"
-            " more"
+            f"the load generator used a full core at {', '.join(busy)}, so the server might "
+            "sustain a higher rate"
         )
     late = [
         item.spec.name
@@ -229,8 +231,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         lost = "; percentiles exclude the failed requests" if item.errors else ""
         completed = _short_number(item.median("requests_per_s"))
         result.append(
-            f"overloaded at {item.spec.name}: only {completed} requests/s complete, and "
-            f"latency grows with the duration{lost}"
+            f"the server is overloaded at {item.spec.name}: only {completed} requests/s "
+            f"complete, and latency grows with the duration{lost}"
         )
     return result
 

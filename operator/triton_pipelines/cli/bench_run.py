@@ -74,7 +74,7 @@ def check_answered(measured: list[SweepResult]) -> None:
         if not any(run.requests for run in item.runs):
             reason = next(
                 iter(item.errors),
-                "no response arrived in the measured time; a longer --duration might help",
+                "no response arrived during the measurement; use a longer --duration",
             )
             raise CommandError(f"{item.spec.name}: no request succeeded: {reason}", EXIT_FAILED)
 

@@ -167,7 +167,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     ):
         return message
     cause = (
-        "is it closed?"
+        "check that it is closed"
         if _character(start) in ("[", "{")
         else "check the indentation: sibling keys must start in the same column"
     )
@@ -266,8 +266,8 @@ def unpinned_line(graph: Graph) -> str | None:
     if not fields:
         return None
     return (
-        f"not pinned: {listed(list(fields))} (each pipeline revision keeps the content that it"
-        " loads first; add revision or sha256 to fix it)"
+        f"not pinned: {listed(list(fields))} (each pipeline revision keeps the content that it "
+        "loads first; to pin the content, set revision or sha256)"
     )
 
 

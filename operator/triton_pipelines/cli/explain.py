@@ -94,7 +94,7 @@ def explanation(pipeline: Mapping[str, Any]) -> list[str]:
         _heading(state),
         *_step_lines(pipeline),
         *(f"  {kind} {reason}: {message}" for kind, reason, message in conditions),
-        "What to do:" if moves else "What to do: nothing.",
+        "What to do:" if moves else "What to do: no action is needed.",
         *(f"  {number}. {move}" for number, move in enumerate(moves, 1)),
         *_padding_lines(pipeline),
         *_last_change(state),
@@ -151,7 +151,10 @@ def _advice_for(verdict: str) -> VerdictAdvice:
     return (
         ADVICE[Verdict(verdict)]
         if verdict in known
-        else VerdictAdvice(f"{verdict}: reported by a newer operator than this tritonpipe knows.")
+        else VerdictAdvice(
+            f"{verdict}: this verdict is from a newer operator and is unknown to this version "
+            "of tritonpipe."
+        )
     )
 
 

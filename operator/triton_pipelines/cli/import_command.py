@@ -33,7 +33,7 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The ensemble or model that clients call, if there are several.",
+            help="Ensemble or model that clients call, if the repository contains several.",
         ),
     ] = None
     """``None``: the only one."""
@@ -41,8 +41,8 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="URI",
-            help="Address that the folder will be copied to, such as s3://models/repository."
-            " Default: a placeholder.",
+            help="Address to which the folder will be copied, such as s3://models/repository. "
+            "Default: a placeholder.",
         ),
     ] = None
     """``None``: a placeholder."""
@@ -50,7 +50,7 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Config in configs/ to use, like Triton's --model-config-name.",
+            help="Name of the config in configs/ to use, as with Triton's --model-config-name.",
         ),
     ] = None
     """``None``: config.pbtxt."""

@@ -77,15 +77,18 @@ def infer(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="File of the pipeline, or URL: http(s)://HOST:PORT/v2/models/MODEL;"
-            " over gRPC, grpc(s)://HOST:PORT/v2/models/MODEL.",
+            help="File of the pipeline, or URL of a model: "
+            "http(s)://HOST:PORT/v2/models/MODEL, or grpc(s)://HOST:PORT/v2/models/MODEL "
+            "for gRPC.",
         ),
     ],
     text: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[TEXT]...",
-            help="Texts, one for each row of the batch; write -- before a text that starts with -.",
+            help=(
+                "Texts, one for each row of the batch. Write -- before a text that starts with -."
+            ),
         ),
     ] = None,
     url: Annotated[
@@ -94,7 +97,7 @@ def infer(
     output: Output = OutputFormat.TABLE,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the response."),
+        typer.Option(metavar="SECONDS", min=0.1, help="Maximum time to wait for the response."),
     ] = 60.0,
 ) -> None:
     """Send one request to a pipeline and print the answer: texts as one batch, or tensors by name.
@@ -138,7 +141,8 @@ def _infer_over_http(
         _print_answer(document, rest, model, arrays, output)
     except (KeyError, TypeError, ValueError) as error:
         raise CommandError(
-            f"{base}/infer did not return an inference response; is this a Triton server?",
+            f"{base}/infer did not return an inference response; check that the address is that "
+            "of a Triton server",
             EXIT_FAILED,
         ) from error
 
@@ -235,7 +239,7 @@ def _check_content(texts: list[str], inputs: InputOptions) -> None:
     """Refuse a request without content, and text that is not UTF-8."""
     if not (texts or inputs.value or inputs.file):
         raise CommandError(
-            "there is nothing to send; specify texts, or tensors with --input and --input-file",
+            "the request has no inputs; specify texts, or tensors with --input and --input-file",
             EXIT_USAGE,
         )
     for item in (*texts, *(inputs.pair or ()), *(inputs.value or ())):
@@ -295,7 +299,9 @@ def _event(text: str, url: str) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise CommandError(
-            f"{url} did not return a JSON object; is this a Triton server?", EXIT_FAILED
+            f"{url} did not return a JSON object; check that the address is that of a Triton "
+            "server",
+            EXIT_FAILED,
         )
     if set(document) == {"error"}:
         raise CommandError(f"{url} returned an error: {document['error']}", EXIT_FAILED)

@@ -33,7 +33,7 @@ from .options import SourceMaps
 from .resource_output import write_resource
 from .shared_options import OutputFile
 
-_LOOK = " Lines with LOOK need your attention: no file has the answer."
+_LOOK = " Lines marked LOOK need your attention, because no file contains the answer."
 POSTPROCESS_TYPES = ("None", "Softmax", "Sigmoid", "MeanPooling", "FirstToken")
 
 
@@ -41,7 +41,9 @@ POSTPROCESS_TYPES = ("None", "Softmax", "Sigmoid", "MeanPooling", "FirstToken")
 class DraftOptions:
     """Options of the files, and of what no file says."""
 
-    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX file.")] = None
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="ONNX file of the model.")] = (
+        None
+    )
     """``None``: the files are on a hub."""
     tokenizer: Annotated[
         Path | None,
@@ -69,7 +71,10 @@ class DraftOptions:
         str | None,
         typer.Option(
             metavar="FILE|A,B,…",
-            help="Class names in the model's order: a file (JSON, or a name per line) or a list.",
+            help=(
+                "Class names in the order of the model's outputs: a list, or a file with JSON "
+                "or one name per line."
+            ),
         ),
     ] = None
     """``None``: read from the files."""
@@ -85,7 +90,8 @@ class DraftOptions:
     pair: Annotated[
         bool,
         typer.Option(
-            "--pair", help="The tokenizer reads two texts, as required by rerankers and NLI models."
+            "--pair",
+            help="Let the tokenizer read two texts, as rerankers and NLI models require.",
         ),
     ] = False
     """Whether the tokenizer reads two texts."""
@@ -112,7 +118,7 @@ def init(
         str | None,
         typer.Argument(
             metavar="[hf://ORG/NAME[@REVISION]]",
-            help="A repository on a model hub, instead of --onnx.",
+            help="Repository on a model hub, such as hf://org/name. Replaces --onnx.",
         ),
     ] = None,
     source_map: SourceMaps = None,

@@ -69,7 +69,7 @@ class LiveFigures:
         try:
             pods = await self._read_pods(pipeline["metadata"], steps) if steps else []
         except (ClusterError, PortForwardError, MetricsPageError) as error:
-            self.note = f"figures are those of the status: the pods cannot be read: {error}"
+            self.note = f"the pods cannot be read, so the values are from the status: {error}"
             return pipeline
         figures = [
             found
@@ -77,9 +77,9 @@ class LiveFigures:
             if (found := step_figures(step, [series[step["modelName"]] for series in pods]))
         ]
         if not figures:
-            self.note = "figures are those of the status, until the pods are read twice"
+            self.note = "values are from the status until the pods have been read twice"
             return pipeline
-        self.note = f"figures are means of the last {WINDOW_SECONDS:.0f} s, read from the pods"
+        self.note = f"values are means over the last {WINDOW_SECONDS:.0f} s, read from the pods"
         at = dt.datetime.fromtimestamp(self.clock(), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         state = {**scaling_of(pipeline), "figures": figures, "figuresTime": at}
         return {**pipeline, "status": {**pipeline["status"], "scaling": state}}
@@ -93,7 +93,9 @@ class LiveFigures:
         found = (await self._client.list(PODS, namespace, label_selector=labels)).items
         ready = [pod["metadata"]["name"] for pod in found if _is_ready(pod)]
         if not 0 < len(ready) <= PODS_MAX:
-            raise PortForwardError(f"{len(ready)} pods are ready; from 1 to {PODS_MAX} are read")
+            raise PortForwardError(
+                f"{len(ready)} pods are ready, but only 1 to {PODS_MAX} pods can be read"
+            )
         self._histories.keep((namespace, pod) for pod in ready)
         models = {step["modelName"] for step in steps}
         if self._api is None:

@@ -17,8 +17,8 @@ SourceMapRules = Annotated[
     typer.Option(
         "--source-map",
         metavar="PREFIX=TARGET",
-        help="Read sources below PREFIX from TARGET instead,"
-        " such as s3://models/=file:///home/me/models/; repeatable.",
+        help="Read sources whose URI starts with PREFIX from TARGET instead, such as "
+        "s3://models/=file:///home/me/models/. Repeatable.",
         envvar="TRITONPIPE_SOURCE_MAP",
     ),
 ]
@@ -37,8 +37,7 @@ Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="FOLDER",
-        help="Folder that keeps downloads, so that the next start reuses them. Default: a "
-        "temporary folder.",
+        help="Folder for downloaded files, which later starts reuse. Default: a temporary folder.",
     ),
 ]
 Log = Annotated[
@@ -47,7 +46,7 @@ Log = Annotated[
 Deadline = Annotated[
     float,
     typer.Option(
-        "--deadline", min=1, metavar="SECONDS", help="Maximum time for loading the models."
+        "--deadline", min=1, metavar="SECONDS", help="Maximum time until the models are loaded."
     ),
 ]
 

@@ -240,9 +240,8 @@ def _check_backends(graph: Graph) -> None:
     )
     raise CommandError(
         f"{steps}: not available here, because the local Triton server has only the Python "
-        "backend. It runs steps with platform python, and onnxruntime_onnx on the CPU "
-        "fallback backend. Use a cluster for other platforms (tensorrt_plan, "
-        "pytorch_libtorch, vllm, any other backend)",
+        "backend. It runs steps with platform python, and steps with platform onnxruntime_onnx "
+        "on the CPU fallback backend. Use a cluster for all other platforms and backends",
         EXIT_USAGE,
     )
 

@@ -21,7 +21,7 @@ class OperatorOptions:
     namespace: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Namespace to watch; repeatable. Default: the whole cluster."
+            metavar="NAME", help="Namespace to watch. Repeatable. Default: all namespaces."
         ),
     ] = None
     context: Annotated[
@@ -35,36 +35,39 @@ class OperatorOptions:
         int | None,
         typer.Option(
             metavar="COUNT",
-            help=("Maximum number of pipelines that are reconciled at the same time. Default 8."),
+            help="Maximum number of pipelines that are reconciled at the same time. Default: 8.",
         ),
     ] = None
     resync_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Interval between two reconciles of an unchanged pipeline. Default 600.",
+            help="Interval between two reconciles of an unchanged pipeline. Default: 600.",
         ),
     ] = None
     relist_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Interval between comparisons of the watches with a list. Default 300.",
+            help=(
+                "Interval at which watched objects are compared with a list from the API "
+                "server. Default: 300."
+            ),
         ),
     ] = None
     metrics_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Port of /metrics. Default 8080.")
+        int | None, typer.Option(metavar="PORT", help="Port of /metrics. Default: 8080.")
     ] = None
     liveness_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Port of /healthz. Default 8081.")
+        int | None, typer.Option(metavar="PORT", help="Port of /healthz. Default: 8081.")
     ] = None
     metrics_authentication: Annotated[
         str | None,
         typer.Option(
             metavar="MODE",
             help=(
-                "none (default), or token: only clients with a permitted bearer token can read "
-                "/metrics."
+                "Authentication for /metrics: none (the default), or token, which admits only "
+                "clients with a permitted bearer token."
             ),
         ),
     ] = None
@@ -75,7 +78,7 @@ class OperatorOptions:
         ),
     ] = None
     operator_namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Namespace of the operator itself.")
+        str | None, typer.Option(metavar="NAME", help="Namespace in which the operator runs.")
     ] = None
     operator_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the operator key.")
@@ -87,8 +90,8 @@ class OperatorOptions:
         list[str] | None,
         typer.Option(
             metavar="FAMILY=IMAGE",
-            help="Triton image of a platform family (vllm, tensorrtllm);"
-            " default=IMAGE for all others. Repeatable.",
+            help="Triton image of a platform family (vllm, tensorrtllm). Use default=IMAGE for "
+            "all other platforms. Repeatable.",
         ),
     ] = None
     loader_image: LoaderImage = None
@@ -96,40 +99,45 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="POLICY",
-            help="Pull policy of these images: IfNotPresent (default), Always or Never.",
+            help="Pull policy of these images: IfNotPresent (the default), Always or Never.",
         ),
     ] = None
     source_map: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PREFIX=TARGET",
-            help="Read sources below PREFIX from TARGET instead; repeatable.",
+            help="Read sources whose URI starts with PREFIX from TARGET instead. Repeatable.",
         ),
     ] = None
     substitute_runner: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PLATFORM",
-            help="Platform to run on the CPU fallback backend, if the server does not contain its "
-            "backend; repeatable.",
+            help="Platform that runs on the CPU fallback backend if the server does not "
+            "contain its backend. Repeatable.",
         ),
     ] = None
     custom_code: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="allow (default) or forbid custom code in pipelines."),
+        typer.Option(
+            metavar="MODE",
+            help="Whether pipelines can contain custom code: allow (the default) or forbid.",
+        ),
     ] = None
     pod_template: Annotated[
         str | None,
         typer.Option(
             metavar="MODE",
-            help="Which pod settings pipelines can use: allow, restricted (default) or forbid.",
+            help=(
+                "Pod settings that pipelines can use: allow, restricted (the default) or forbid."
+            ),
         ),
     ] = None
     service_accounts: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Service account that pipelines can use in addition to default; repeatable.",
+            help="Service account that pipelines can use in addition to default. Repeatable.",
         ),
     ] = None
     inference_namespaces: Annotated[
@@ -137,7 +145,7 @@ class OperatorOptions:
         typer.Option(
             metavar="NAMESPACE",
             help="Additional namespace whose pods can send inference requests to pipelines "
-            "without inferenceFrom; * for every client. Repeatable.",
+            "without inferenceFrom. * means every client. Repeatable.",
         ),
     ] = None
     metrics_namespaces: Annotated[
@@ -145,7 +153,7 @@ class OperatorOptions:
         typer.Option(
             metavar="NAMESPACE",
             help="Additional namespace whose pods can read metrics of pipelines without "
-            "metricsFrom; * for every client. Repeatable.",
+            "metricsFrom. * means every client. Repeatable.",
         ),
     ] = None
     default_service_account: Annotated[
@@ -160,15 +168,15 @@ class OperatorOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another service account that spec.serviceAccountName can name; repeatable.",
+            help="Additional service account that spec.serviceAccountName can name. Repeatable.",
         ),
     ] = None
     pod_metadata: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="Label or annotation that a restricted podTemplate can also set; * matches any "
-            "text. Repeatable.",
+            help="Label or annotation that a restricted podTemplate can set in addition. * "
+            "matches any text. Repeatable.",
         ),
     ] = None
     max_concurrent_rollouts: Annotated[
@@ -177,7 +185,7 @@ class OperatorOptions:
             metavar="COUNT",
             help=(
                 "Maximum number of simultaneous rollouts that are not caused by a spec change. "
-                "Default 5."
+                "Default: 5."
             ),
         ),
     ] = None
@@ -200,15 +208,17 @@ class OperatorOptions:
         list[str] | None,
         typer.Option(
             metavar="LABEL=VALUE",
-            help="Label for the pipelines' PodMonitors and PrometheusRules; repeatable.",
+            help=(
+                "Label that is added to the pipelines' PodMonitors and PrometheusRules. Repeatable."
+            ),
         ),
     ] = None
     monitoring_auto: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OBJECT",
-            help="Objects that Auto creates for a pipeline: podMonitor, prometheusRule"
-            " (default both), or none; repeatable.",
+            help="Objects that Auto creates for a pipeline: podMonitor, prometheusRule or "
+            "none. Default: both. Repeatable.",
         ),
     ] = None
     docs_url: Annotated[
@@ -223,8 +233,8 @@ class OperatorOptions:
         bool | None,
         typer.Option(
             "--leader-elect/--no-leader-elect",
-            help="Reconcile only while holding a Lease; needed for more than one replica."
-            " Default: no.",
+            help="Reconcile only while this process holds the Lease. Required for more than "
+            "one replica. Default: no.",
         ),
     ] = None
     leader_elect_lease: Annotated[
@@ -235,8 +245,8 @@ class OperatorOptions:
         typer.Option(
             metavar="SECONDS",
             help=(
-                "How long other replicas wait after the leader's last renewal before they take "
-                "over. Default 15."
+                "Time that other replicas wait after the leader's last renewal before they "
+                "take over. Default: 15."
             ),
         ),
     ] = None
@@ -244,18 +254,21 @@ class OperatorOptions:
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Time without a renewal after which the leader stops. Default 10.",
+            help="Time without a renewal after which the leader stops. Default: 10.",
         ),
     ] = None
     leader_elect_retry_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Interval between renewals, and between attempts to take over. Default 2.",
+            help="Interval between renewals, and between attempts to take over. Default: 2.",
         ),
     ] = None
     log_level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")
+        str | None,
+        typer.Option(
+            metavar="LEVEL", help="Log level: debug, info (the default), warning or error."
+        ),
     ] = None
 
     def given(self) -> dict[str, Any]:

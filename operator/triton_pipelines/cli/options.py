@@ -24,8 +24,8 @@ OperatorConfigFile = Annotated[
     typer.Option(
         "--operator-config",
         metavar="FILE",
-        help="YAML with the operator's options (source_map: […], images: {default: …});"
-        " flags take precedence.",
+        help="YAML file with the operator's options (source_map: […], images: {default: …}). "
+        "Flags take precedence.",
     ),
 ]
 ServerImage = Annotated[
@@ -33,23 +33,25 @@ ServerImage = Annotated[
 ]
 LoaderImage = Annotated[
     str | None,
-    typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
+    typer.Option(
+        metavar="IMAGE", help="Image of the init container, which is the operator's image."
+    ),
 ]
 SourceMaps = Annotated[
     list[str] | None,
     typer.Option(
         "--source-map",
         metavar="PREFIX=TARGET",
-        help="Read sources below PREFIX from TARGET instead, as with the operator's option; "
-        "repeatable.",
+        help="Read sources whose URI starts with PREFIX from TARGET instead, as with the "
+        "operator's option. Repeatable.",
     ),
 ]
 SubstituteRunner = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PLATFORM",
-        help="Platform (onnxruntime_onnx) to run on the CPU fallback backend, as with the "
-        "operator's option; repeatable.",
+        help="Platform (onnxruntime_onnx) that runs on the CPU fallback backend, as with the "
+        "operator's option. Repeatable.",
     ),
 ]
 
@@ -69,7 +71,7 @@ class OperatorRenderOptions:
     substitute_runner: SubstituteRunner = None
     """Platforms on the CPU fallback backend."""
     operator_namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")
+        str | None, typer.Option(metavar="NAME", help="Namespace in which the operator runs.")
     ] = None
     """``None``: the operator's default."""
 
@@ -105,7 +107,8 @@ def operator_options(
             )
     except OperatorConfigError as error:
         raise CommandError(
-            f"{display_name(file)}, or a flag: {error}" if file else str(error), EXIT_USAGE
+            f"{display_name(file)} or a command-line flag: {error}" if file else str(error),
+            EXIT_USAGE,
         ) from error
     return config.render_options
 

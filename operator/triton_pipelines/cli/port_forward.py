@@ -39,7 +39,8 @@ async def read_page(api: ApiClient, namespace: str, pod: str, port: int, path: s
         raise PortForwardError("no complete response in time") from error
     except aiohttp.WSServerHandshakeError as error:
         raise PortForwardError(
-            f"the API server returned {error.status} for pods/portforward; ask for that right"
+            f"the API server returned status {error.status} for pods/portforward; ask the "
+            "cluster's administrator for this permission"
         ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise PortForwardError(f"{type(error).__name__}: {error}") from error

@@ -44,7 +44,10 @@ def render_files(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write the model repository to this folder (without the files of sources).",
+            help=(
+                "Write the model repository to this folder, without the files that come from "
+                "sources."
+            ),
         ),
     ] = None,
     manifests: Annotated[
@@ -55,8 +58,8 @@ def render_files(
         ManifestFormat,
         typer.Option(
             "--format",
-            help="Objects to print: those of the operator with --manifests, or an"
-            " InferenceService that KServe serves without the operator.",
+            help="Objects to print with --manifests: those that the operator creates, or an "
+            "InferenceService that KServe serves without the operator.",
         ),
     ] = ManifestFormat.OPERATOR,
 ) -> None:
@@ -116,7 +119,7 @@ def _print_source_files(graph: Graph) -> None:
     )
     if absent:
         typer.echo(
-            "not rendered, because it comes from sources:\n"
+            "not rendered, because these files come from sources:\n"
             + "\n".join(f"  {line}" for line in absent),
             err=True,
         )

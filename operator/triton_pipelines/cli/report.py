@@ -94,7 +94,7 @@ async def _read(query: StatusQuery) -> tuple[dict[str, Any], Mapping[str, str], 
             found = await client.get(CONFIG_MAPS, pipeline["metadata"]["namespace"], config_map)
         return pipeline, _rendered_files(found.get("data") or {}), []
     except (ClusterError, ValidationError, KeyError) as error:
-        note = f"The rendered configuration (ConfigMap {config_map}) was not read: {error}."
+        note = f"The rendered configuration (ConfigMap {config_map}) could not be read: {error}."
         return pipeline, {}, [note]
 
 

@@ -143,9 +143,8 @@ def summary_lines(pipeline: Mapping[str, Any]) -> list[Text]:
     """Return name, mode and verdict, and the abnormal conditions."""
     metadata, state = pipeline["metadata"], scaling_of(pipeline)
     head = (
-        f"  {state.get('mode', '-')}  {state.get('bottleneck') or 'no verdict'}"
-        f"  last change {state.get('lastScaleTime', '-')}"
-        f"  figures of {state.get('figuresTime', '-')}"
+        f"  {state.get('mode', '-')}  {state.get('bottleneck') or 'no verdict'}  last change "
+        f"{state.get('lastScaleTime', '-')}  values from {state.get('figuresTime', '-')}"
     )
     result = [Text.assemble((f"{metadata['namespace']}/{metadata['name']}", "bold"), head)]
     return result + [

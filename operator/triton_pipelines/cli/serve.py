@@ -32,7 +32,7 @@ _REQUEST_SECONDS = 5.0
 
 def _port(name: str) -> Any:
     return typer.Option(
-        min=0, max=65535, metavar="PORT", help=f"{name} port; 0 selects a free port."
+        min=0, max=65535, metavar="PORT", help=f"{name} port. 0 selects a free port."
     )
 
 
@@ -134,15 +134,10 @@ def _print_addresses(running: LocalPipeline) -> None:
     address = f"{server.http_url}/v2/models/{graph.model_name}"
     padding = f"  padding {graph.padding}\n" if graph.padding else ""
     typer.echo(
-        f"{running.pipeline.name} is served by a real Triton on CPU\n"
-        f"  HTTP    {address}/infer\n"
-        f"  gRPC    {server.grpc_address}\n"
-        f"  metrics {server.metrics_url}\n"
-        f"  inputs  {inputs}\n"
-        f"  outputs {outputs}\n"
-        f"{padding}"
-        f"try: tritonpipe infer {address} {_example_arguments(graph)}\n"
-        "Ctrl-C to stop"
+        f"{running.pipeline.name} is served by a real Triton on CPU\n  HTTP    "
+        f"{address}/infer\n  gRPC    {server.grpc_address}\n  metrics {server.metrics_url}\n  "
+        f"inputs  {inputs}\n  outputs {outputs}\n{padding}to send a request: tritonpipe infer "
+        f"{address} {_example_arguments(graph)}\nCtrl-C to stop"
     )
 
 

@@ -58,7 +58,9 @@ def served_model(
         server, _, model = url.partition("/v2/models/")
         if is_grpc(url):
             if grpc is not None:
-                raise CommandError("--grpc-address: the URL is that of gRPC already", EXIT_USAGE)
+                raise CommandError(
+                    "--grpc-address: the URL is already a gRPC address; omit the option", EXIT_USAGE
+                )
             return ServedModel(server, model, grpc_address(url))
         host = urlsplit(server).hostname or ""
         address = f"{f'[{host}]' if ':' in host else host}:{PORT_GRPC}"
@@ -88,8 +90,8 @@ def model_metadata(served: ServedModel, timeout: float) -> ModelMetadata:
             model = fetch_metadata(client, served.url)
     if model.decoupled:
         raise CommandError(
-            f"{served.model}: streams its responses; bench only supports pipelines"
-            " with one response per request",
+            f"{served.model}: streams its responses, but bench supports only pipelines with one "
+            "response per request",
             EXIT_USAGE,
         )
     return model

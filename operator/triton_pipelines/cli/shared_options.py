@@ -27,7 +27,7 @@ class OutputFormat(StrEnum):
 PipelineFile = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
+        metavar="FILE", help="YAML file with one InferencePipeline. - reads standard input."
     ),
 ]
 PipelineName = Annotated[
@@ -36,14 +36,14 @@ PipelineName = Annotated[
 ]
 Output = Annotated[
     OutputFormat,
-    typer.Option("--output", "-o", help="Format; wide adds details to the table."),
+    typer.Option("--output", "-o", help="Output format. wide adds details to the table."),
 ]
 OutputFile = Annotated[
     Path | None,
     typer.Option(
         "--output-file",
         metavar="FILE",
-        help="Write to this file, which must not exist. Default: standard output.",
+        help="Write to this file, which must not exist yet. Default: standard output.",
     ),
 ]
 Namespace = Annotated[
@@ -52,19 +52,25 @@ Namespace = Annotated[
         "--namespace",
         "-n",
         metavar="NAME",
-        help="Namespace. Default: from the kubeconfig's context.",
+        help="Namespace. Default: the namespace of the kubeconfig context.",
     ),
 ]
 AllNamespaces = Annotated[
     bool, typer.Option("--all-namespaces", "-A", help="Show the pipelines of all namespaces.")
 ]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Watch for changes; Ctrl-C to stop.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Watch for changes. Press Ctrl-C to stop.")
+]
 Context = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="kubeconfig context. Default: the current context."),
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Default: KUBECONFIG, then ~/.kube/config.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Path of the kubeconfig. Default: KUBECONFIG, then ~/.kube/config.",
+    ),
 ]
 
 

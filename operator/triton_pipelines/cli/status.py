@@ -257,8 +257,8 @@ async def poll_pipelines(
     except NotFound as error:
         if query.name is not None and error.of_an_object:
             raise CommandError(
-                f"{names.KIND} {query.name} does not exist in namespace {query.namespace};"
-                " choose another with --namespace",
+                f"{names.KIND} {query.name} does not exist in namespace {query.namespace}; "
+                "choose another namespace with --namespace",
                 EXIT_USAGE,
             ) from error
         raise CommandError(
@@ -298,7 +298,7 @@ def print_status(pipeline: dict[str, Any], output: Console) -> None:
         )
     )
     if not state.get("conditions"):
-        output.print("no status yet: is an operator running that watches this namespace?")
+        output.print("no status yet; check that an operator is running and watches this namespace")
     elif state.get("observedGeneration") != metadata.get(
         "generation", state.get("observedGeneration")
     ):

@@ -77,8 +77,8 @@ def _by_input(
         name, separator, value = item.partition("=")
         if not separator or name not in known:
             raise CommandError(
-                f"{option} {item:.80}: does not start with NAME=, where NAME is an input;"
-                f" the inputs are {_listed(tuple(known.values()))}",
+                f"{option} {item:.80}: must start with NAME=, where NAME is one of the inputs: "
+                f"{_listed(tuple(known.values()))}",
                 EXIT_USAGE,
             )
         result.setdefault(name, []).append(value)

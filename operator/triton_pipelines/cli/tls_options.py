@@ -21,7 +21,7 @@ CaCert = Annotated[
     typer.Option(
         "--cacert",
         metavar="FILE",
-        help="For grpcs://: trusted certificate authorities (PEM). Default: public ones.",
+        help="For grpcs://: trusted certificate authorities (PEM). Default: public authorities.",
     ),
 ]
 Cert = Annotated[
@@ -86,7 +86,7 @@ def client_tls(url: str, tls: TlsOptions) -> ClientTls | None:
             )
         return None
     if (tls.cert is None) != (tls.key is None):
-        raise CommandError("--cert and --key are only valid together", EXIT_USAGE)
+        raise CommandError("--cert and --key must be set together", EXIT_USAGE)
     return ClientTls(
         _read("--cacert", tls.cacert),
         _read("--cert", tls.cert),

@@ -182,7 +182,7 @@ def _state_after_stop(server: str | None, notices: Sequence[str], *, again: bool
         return f"{server}: the original setting might not have been restored; restart the server"
     return (
         "; ".join(f"{server}: {notice}" for notice in notices)
-        or f"{server}: the original setting is restored"
+        or f"{server}: the original setting was restored"
     )
 
 

@@ -33,8 +33,8 @@ class ClusterRunOptions:
         bool,
         typer.Option(
             "--in-cluster",
-            help="Print the command that starts a run in the cluster;"
-            " FILE is the pipeline's name there.",
+            help="Print the command that starts a run in the cluster. FILE is then the name of "
+            "the pipeline in the cluster.",
         ),
     ] = False
     """Whether the run is one in the cluster."""
@@ -75,7 +75,9 @@ class TunedServerOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --server: file with the key for its control API, if access is restricted.",
+            help=(
+                "File with the key for the control API of --server, if access to it is restricted."
+            ),
         ),
     ] = None
     """``None``: the control API is not restricted."""
@@ -94,7 +96,10 @@ class MeasurementOptions:
     """Options of what is measured, and for how long."""
 
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Use longer runs, more points and more repetitions.")
+        bool,
+        typer.Option(
+            "--thorough", help="Measure longer, at more points, and with more repetitions."
+        ),
     ] = False
     """Whether the mode is Thorough."""
     slo: Annotated[
@@ -134,7 +139,9 @@ class MeasurementOptions:
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=1, help="Duration of a measurement. Default: 16, thorough 60."
+            metavar="SECONDS",
+            min=1,
+            help="Duration of each measurement. Default: 16, or 60 with --thorough.",
         ),
     ] = None
     """``None``: that of the mode."""
@@ -189,7 +196,7 @@ def check_server_options(target: TunedServerOptions, measurement: MeasurementOpt
         )
     if server is not None and target.mounts:
         raise CommandError(
-            "--mounts: only valid for a pipeline that is served on this machine; the "
+            "--mounts: allowed only for a pipeline that is served on this machine, because the "
             "server at --server already has its files",
             EXIT_USAGE,
         )

@@ -30,7 +30,7 @@ def validate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="YAML files with InferencePipelines; - reads standard input."
+            metavar="FILE", help="YAML files with InferencePipelines. - reads standard input."
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,

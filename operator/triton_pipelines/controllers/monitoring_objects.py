@@ -185,8 +185,8 @@ class MonitoringObjects:
                 found |= {key_of(item): item for item in listed.items}
         except NotFound:
             return (
-                f"the cluster does not serve {resource.kind} ({resource.group}); install the"
-                " Prometheus operator's CRDs, or set Disabled"
+                f"the cluster does not serve {resource.kind} ({resource.group}); install the "
+                "CRDs of the Prometheus operator, or set this field to Disabled"
             )
         except Forbidden as error:
             return (

@@ -40,12 +40,13 @@ class PipelineMetrics(Collector):
         )
         pods = GaugeMetricFamily(
             "tritonpipe_pipeline_pods",
-            "Pods of the pipeline: all, ready, and of the newest revision.",
+            "Number of pods of the pipeline: all pods, ready pods, and pods of the newest "
+            "revision.",
             labels=(*_PIPELINE, "state"),
         )
         revisions = InfoMetricFamily(
             "tritonpipe_pipeline_revision",
-            "The newest revision, and the one that serves.",
+            "Newest revision of the pipeline, and the revision that serves.",
             labels=_PIPELINE,
         )
         for key in self.store.pipelines():

@@ -134,7 +134,7 @@ def _scaling_active(view: ScalingView, mode: ScalingMode, metrics: Reason) -> Co
     if mode is ScalingMode.ADVISORY:
         message = f"mode Advisory: {_advice(view)}; {view.decision.message}"
         return Condition(type_, False, Reason.ADVISORY, message)
-    message = view.decision.message or "counts follow the load"
+    message = view.decision.message or "instance counts follow the load"
     return Condition(type_, not view.metrics_failure, metrics, message)
 
 

@@ -22,7 +22,7 @@ class ServerAdvisoryMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.advisories = Gauge(
             "tritonpipe_pipeline_server_advisories",
-            "Known NVIDIA security bulletins that affect the pipeline's Triton release.",
+            "Number of known NVIDIA security bulletins that affect the pipeline's Triton release.",
             ("namespace", "pipeline", "severity"),
             registry=registry,
         )

@@ -21,19 +21,20 @@ class SpecMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.models = Gauge(
             "tritonpipe_pipeline_model_info",
-            "1 for the model of the pipeline that clients call.",
+            "1 for the model that clients of the pipeline call.",
             (*_PIPELINE, "model"),
             registry=registry,
         )
         self.slo = Gauge(
             "tritonpipe_pipeline_slo_seconds",
-            "Latency that 99 of 100 requests must not exceed (spec.slo.p99Milliseconds).",
+            "Latency that 99 % of requests must not exceed (spec.slo.p99Milliseconds).",
             _PIPELINE,
             registry=registry,
         )
         self.budget = Gauge(
             "tritonpipe_pipeline_latency_budget_seconds",
-            "What the SLO leaves for the server: the SLO minus the time for network and queues.",
+            "Latency that the SLO allows for the server: the SLO minus the time for network "
+            "and queues.",
             _PIPELINE,
             registry=registry,
         )

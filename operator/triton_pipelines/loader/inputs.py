@@ -15,6 +15,7 @@ from triton_pipelines.api.loadplan import (
     ResolvedSource,
     ResolvedSources,
 )
+from triton_pipelines.api.wording import validation_message
 from triton_pipelines.loader.errors import LoaderError
 
 
@@ -32,12 +33,17 @@ def read_plan(folder: Path) -> LoadPlan:
             LoadReason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{path}: {where}: {first['msg']} (the versions of operator and loader might differ)",
+            f"{path}: {first_error(error)} (the versions of operator and loader might differ)",
         ) from error
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first error of a document, with the path of the field."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    message = validation_message(str(first["msg"]))
+    return ": ".join(part for part in (".".join(map(str, first["loc"])), message) if part)
 
 
 def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:

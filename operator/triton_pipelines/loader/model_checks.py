@@ -147,7 +147,7 @@ class ModelInspection:
         except Exception as error:
             # Triton may be able to run a graph that these checks do not understand.
             self._log.warning(
-                "%s cannot be checked for unknown tokens and too long rows (%s)",
+                "%s cannot be checked for unknown tokens and rows that are too long (%s)",
                 uri,
                 _first_line(error),
                 exc_info=True,

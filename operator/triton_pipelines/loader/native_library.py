@@ -40,8 +40,8 @@ def copy_library(target: Path, library: PlanLibrary) -> None:
     if not source.is_file():
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"the loader has no native tokenizer for {machine()}; set {library.field} to Python,"
-            " or use an operator image that was built with it",
+            f"the loader has no native tokenizer for {machine()}; set {library.field} to "
+            "Python, or use an operator image that contains it",
             step=library.step,
             field=library.field,
         )

@@ -253,7 +253,7 @@ def _differences(
     check: PlanCheck, tensor: PlanTensor, dims: tuple[int, ...], other: FileTensor, side: str
 ) -> Iterator[str]:
     if _bare(tensor.data_type) != other.data_type:
-        yield f"{side} {tensor.name} is {other.data_type}"
+        yield f"the type of {side} {tensor.name} is {other.data_type} in the file"
     elif other.dims is None and other.is_certain and any(dim != 1 for dim in tensor.dims):
         yield f"{side} {tensor.name} has no shape in the file"
     if not other.dims:
@@ -268,7 +268,7 @@ def _differences(
         isinstance(held, int) and expected not in ({held, -1} if axis in other.optional else {held})
         for axis, (held, expected) in enumerate(zip(other.dims, dims, strict=True))
     ):
-        yield f"{side} {tensor.name} has different fixed dimensions"
+        yield f"the fixed dimensions of {side} {tensor.name} differ"
 
 
 def _open_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
@@ -329,7 +329,7 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         )
     shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
     if shapeless:
-        yield f"Export the model with the shapes of {', '.join(shapeless)}."
+        yield f"Export the model with shapes for {', '.join(shapeless)}."
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )

@@ -145,8 +145,8 @@ def _cut(
         np.prod(dims, dtype=np.int64)
     ) * dtype.itemsize != span.length or span.offset + span.length > len(pages):
         raise ValueError(
-            f"{file.name} has {len(pages)} bytes, and not a tensor {list(dims)} of {dtype} in "
-            f"{span.length} bytes at {span.offset}"
+            f"{file.name} has {len(pages)} bytes and does not contain a tensor {list(dims)} of "
+            f"{dtype} in {span.length} bytes at offset {span.offset}"
         )
     return np.asarray(pages[span.offset : span.offset + span.length]).view(dtype).reshape(dims)
 

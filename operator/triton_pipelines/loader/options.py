@@ -108,7 +108,7 @@ _PATHS: Final = (
 def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tritonpipe load",
-        description="Fetch a pipeline revision's sources into its model repository.",
+        description="Fetch the sources of a pipeline revision into its model repository.",
     )
     add = parser.add_argument
     for name in _PATHS:
@@ -119,7 +119,7 @@ def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
         type=_percent,
         default=defaults.cache_keep_free,
         metavar="PERCENT",
-        help="share of the cache volume that stays free",
+        help="share of the cache volume that remains free, in percent",
     )
     add(
         "--folder",

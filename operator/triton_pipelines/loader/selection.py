@@ -176,8 +176,7 @@ def _desired_versions(
             )
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
-                f"{text}. Restore {it}, or list the versions to serve from now on in the "
-                "version policy.",
+                f"{text}. Restore {it}, or change the version policy to the versions that exist.",
             )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))
@@ -257,9 +256,9 @@ def _only_first(item: PlanFetch, what: str) -> None:
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {requested} of the model, but the source is {what}, which is "
-        f"always version {FIRST}; use a folder that contains one folder per version (1, 2, "
-        "…), or remove the version policy.",
+        f"the resource requests {requested} of the model, but the source is {what}. Such a "
+        f"source contains only version {FIRST}; use a folder with one subfolder per version (1, "
+        "2, …), or remove the version policy.",
     )
 
 

@@ -117,13 +117,13 @@ def _array_faults(
     actual, tensor = _type_of(array), FaultyTensor(output.name)
     if actual != declared:
         yield OutputFault(
-            f"output {output.name} is {actual}, declared {declared}",
+            f"output {output.name} is {actual}, but is declared as {declared}",
             tensor,
             FaultSeverity.MISMATCH,
         )
     if rows and array.ndim and len(array) not in rows:
         yield OutputFault(
-            f"output {output.name} has {len(array)} rows for {max(rows)} rows of input",
+            f"output {output.name} has {len(array)} rows, but the input has {max(rows)}",
             tensor,
             _row_severity(request, is_fixed=is_fixed),
         )
@@ -132,7 +132,7 @@ def _array_faults(
     shape = [-1, *output.dims] if config.max_batch_size > 0 else list(output.dims)
     if is_fixed and not request.stream and not _fits(array.shape, shape):
         yield OutputFault(
-            f"output {output.name} has shape {list(array.shape)}, declared {shape}",
+            f"output {output.name} has shape {list(array.shape)}, but is declared as {shape}",
             tensor,
             FaultSeverity.MISMATCH,
         )

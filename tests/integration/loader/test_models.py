@@ -131,7 +131,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
         ),
         (
             model("pvc://models/bert/1/model.onnx", pinned=2),
-            "the source is the single file model.onnx, which is always version 1",
+            "the source is the single file model.onnx. Such a source contains only version 1",
         ),
         (model(file="model.plan"), "has no file 2/model.plan; 2/ contains model.onnx"),
     ],

@@ -305,7 +305,7 @@ async def test_alternating_managers_are_named_and_not_fought(
         found = await conflict(
             admin,
             namespace,
-            "argocd and keda overwrite each other's spec.replicas of this pipeline",
+            "argocd and keda overwrite each other's value of spec.replicas",
         )
         assert "remove replicas from the applied manifest" in found["message"]
         await ready(admin, namespace, 3)
@@ -321,7 +321,7 @@ async def test_alternating_managers_are_named_and_not_fought(
         await conflict(
             admin,
             namespace,
-            "argocd and helm write the number of pods of Deployment p alternately",
+            "argocd and helm alternately set the number of pods of Deployment p to",
             "the operator no longer changes it",
         )
 
@@ -353,7 +353,7 @@ async def test_an_external_scaler_is_reported_while_scaling_owns_the_pods(
         await conflict(
             admin,
             namespace,
-            "scales this pipeline through its scale subresource",
+            "through the scale subresource",
             "2 pods are kept",
         )
         assert writes(proxy) == before

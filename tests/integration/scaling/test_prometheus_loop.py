@@ -248,7 +248,7 @@ async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
                 capped,
                 "ScalingActive",
                 "Succeeded",
-                "no room for another instance: CPU: limit 0.15 cores",
+                "no room for another instance, because only",
                 DEADLINE,
             )
             here.pages.gpu = 0.05

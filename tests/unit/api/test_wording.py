@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triton_pipelines.api.wording import counted, listed
+from triton_pipelines.api.wording import counted, listed, validation_message
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,26 @@ def test_a_regular_noun_needs_no_plural() -> None:
     assert [counted(1, "instance"), counted(2, "instance")] == ["1 instance", "2 instances"]
 
 
+def test_messages_of_pydantic_follow_the_path_of_a_field() -> None:
+    texts = (
+        "Input should be 'allow' or 'forbid'",
+        "String should match pattern '^a$'",
+        "Value error, names no namespace",
+        "Extra inputs are not permitted",
+        "Field required",
+    )
+    assert [validation_message(text) for text in texts] == [
+        "must be 'allow' or 'forbid'",
+        "must match pattern '^a$'",
+        "names no namespace",
+        "unknown field",
+        "is required",
+    ]
+
+
 def test_the_last_word_of_an_enumeration_follows_and() -> None:
-    assert [listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+    assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
         "a",
         "a and b",
         "a, b and c",

@@ -110,7 +110,7 @@ async def test_pods_grow_when_counts_stand_at_their_most_and_start_from_them(
     assert recorded(loop)["replicas"] > 1
     assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"]
     (entry,) = [item for item in loop.status()["scaling"]["history"] if item["step"] == "pods"]
-    assert entry["reason"].startswith("TokenizerBound: tokenizer is at 2 in every pod")
+    assert entry["reason"].startswith("TokenizerBound: every pod has 2 tokenizer instances")
     events = [
         event.note for made in loop.plans for event in made.events if event.reason == "Scaled"
     ]

@@ -335,7 +335,7 @@ def test_a_model_without_text_needs_no_tokenizer(model: Model) -> None:
         ["model", "health"],
     )
     assert model.tritonpipe("validate", "--strict", "-", text=ended.out.encode()).code == 0
-    assert "# LOOK: no file has an example of pixels" in ended.out
+    assert "# LOOK: no file contains an example of pixels" in ended.out
     assert made["spec"]["model"]["source"]["uri"] == "s3://models/images/model.onnx"
 
 
@@ -615,5 +615,9 @@ def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
     ended = tritonpipe(
         "init", f"--onnx={tmp_path / 'model.onnx'}", f"--tokenizer={tmp_path}", "--name=tiny"
     )
-    assert "# As the graph declares them. Not served, because unused: hidden" in ended.out
+    comments = " ".join(line.strip().removeprefix("# ") for line in ended.out.splitlines())
+    assert (
+        "As declared in the graph. These outputs are not served, because they are not used: "
+        "hidden" in comments
+    )
     assert onnx.load(str(tmp_path / "model.onnx")).graph.output[0].name == "hidden"

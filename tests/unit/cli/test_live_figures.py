@@ -60,7 +60,7 @@ def test_figures_are_those_of_the_pods(tmp_path: Path) -> None:
         async with Watched(tmp_path) as watched:
             first = await watched.read(a=(0, 0, 0), b=(100, 5, 0))
             assert first == pipeline()
-            assert "until the pods are read twice" in watched.live.note
+            assert "until the pods have been read twice" in watched.live.note
             second = await watched.read(a=(400, 9, 8), b=(500, 8, 0))
             step = scaled_steps(second)[0]
             # 800 requests in 4 s; 12 busy seconds of 3 instances in each of 2 pods; in the worst
@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_pods(tmp_path: Path) -> None:
         ("status", "b: returned HTTP status 503"),
         ("page", "b: has no nv_inference_* series"),
         ("none", "0 pods are ready"),
-        ("forbidden", "the API server returned 403 for pods/portforward"),
+        ("forbidden", "the API server returned status 403 for pods/portforward"),
     ],
 )
 def test_a_pod_that_cannot_be_read_leaves_the_figures_of_the_status(
@@ -105,7 +105,9 @@ def test_a_pod_that_cannot_be_read_leaves_the_figures_of_the_status(
             watched.api.forbidden = broken == "forbidden"
             watched.pages["b"].text = "" if broken == "page" else watched.pages["b"].text
             assert await watched.read(a=(400, 1, 0)) == pipeline()
-            assert watched.live.note.startswith("figures are those of the status: ")
+            assert watched.live.note.startswith(
+                "the pods cannot be read, so the values are from the status: "
+            )
             assert reason in watched.live.note
 
     asyncio.run(run())
@@ -125,4 +127,4 @@ def test_a_watch_shows_the_status_where_pods_cannot_be_read(
     ended = tritonpipe("scaling", "sentiment", "--watch", "-o", "json", "--kubeconfig", file)
     assert ended.code == 0
     assert json.loads(ended.out)["scaling"]["figures"][0]["requestsPerSecond"] == 200
-    assert "figures are those of the status" in ended.err
+    assert "the values are from the status" in ended.err

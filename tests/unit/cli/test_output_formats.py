@@ -112,7 +112,7 @@ def test_figures_have_the_time_of_their_last_change(
     document["status"]["scaling"]["figuresTime"] = "2026-01-01T12:00:07Z"
     file = kubeconfig(tmp_path / "config", server({"GET": response(document)}).partition("/v2")[0])
     assert (
-        "figures of 2026-01-01T12:00:07Z"
+        "values from 2026-01-01T12:00:07Z"
         in tritonpipe("scaling", "sentiment", "--kubeconfig", file).out
     )
     assert (

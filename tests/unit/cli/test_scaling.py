@@ -32,7 +32,9 @@ def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
                 "type": "ScalingLimited",
                 "status": "True",
                 "reason": "GPUBound",
-                "message": "tokenizer: the load needs 5 instances; held at 3: GPUBound",
+                "message": (
+                    "tokenizer: the load needs 5 instances, but the count is held at 3 (GPUBound)"
+                ),
             },
         ],
         "steps": [
@@ -118,8 +120,8 @@ def test_the_guide_shows_what_comes() -> None:
     document = pipeline()
     document["metadata"]["namespace"] = "default"
     reason = (
-        "model is 99% busy, the GPU is 97% utilized; 41 requests are queued for it, 0 for"
-        " tokenizer: more instances of tokenizer cannot help"
+        "model is 99% busy, and the GPU is 97% utilized; 41 requests are queued for it and 0 for"
+        " tokenizer, so more instances of tokenizer would not help"
     )
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
@@ -135,7 +137,7 @@ def test_the_guide_has_every_verdict() -> None:
 def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
     text = shown(pipeline(verdict.value), "explain", "sentiment")
     assert ADVICE[verdict].means in text
-    assert ("What to do: nothing." in text) == (not ADVICE[verdict].moves)
+    assert ("What to do: no action is needed." in text) == (not ADVICE[verdict].moves)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_suspended_pipeline_is_said_to_be_suspended(shown: Any) -> None:
 
 
 def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
-    assert "MoonBound: reported by a newer operator" in shown(
+    assert "MoonBound: this verdict is from a newer operator" in shown(
         pipeline("MoonBound"), "explain", "sentiment"
     )
 

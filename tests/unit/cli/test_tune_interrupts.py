@@ -23,7 +23,7 @@ KEPT = "the original settings could not be restored; restart the server"
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        ("", f"stopped; {SERVER}: the original setting is restored"),
+        ("", f"stopped; {SERVER}: the original setting was restored"),
         (KEPT, f"stopped; {SERVER}: {KEPT}"),
     ],
     ids=["put back", "not put back"],

@@ -391,7 +391,7 @@ def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path, messages: M
     }
     file = written(tmp_path / "file.yaml", json.dumps(builders.document(**changes)))
     said = (
-        "not rendered, because it comes from sources:\n"
+        "not rendered, because these files come from sources:\n"
         "  tokenizer/1/tokenizer.json from hf://org/sentiment\n"
         "  model/1/model.onnx from https://host/a/model.onnx\n"
         "  postprocess/1/model.py from configmap://answers/code.py\n"

@@ -26,6 +26,7 @@ from triton_pipelines.api.loadplan import (
     diverged_sources,
     resolution,
 )
+from triton_pipelines.loader.inputs import first_error
 
 PLAN = {
     "version": 1,
@@ -118,8 +119,9 @@ def test_paths_that_could_leave_the_repository_are_refused(path: str, where: str
     ],
 )
 def test_a_plan_in_error_is_refused(changes: dict[str, object], messages: Messages) -> None:
-    with messages.raises(ValidationError):
+    with pytest.raises(ValidationError) as raised:
         plan(**changes)
+    messages.check(first_error(raised.value))
 
 
 @pytest.mark.parametrize(("wanted", "count"), [(None, 2), (0, 1), (1, 1), (3, 3), (9, 4)])
@@ -392,8 +394,9 @@ def test_a_plan_without_adapted_files_keeps_the_bytes_it_had_before_there_were_a
     ],
 )
 def test_what_an_adapted_file_needs(changes: dict[str, object], messages: Messages) -> None:
-    with messages.raises(ValidationError):
+    with pytest.raises(ValidationError) as raised:
         plan(adapt=[{**ADAPT, **changes}])
+    messages.check(first_error(raised.value))
 
 
 def test_reports_of_loaders_pinned_by_old_revisions_are_still_read() -> None:

@@ -114,13 +114,13 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
         (
             check(outputs=(tensor("logits", "FP32", 3),)),
             FILE,
-            ["output logits has different fixed dimensions", "dims: [2]}]"],
+            ["the fixed dimensions of output logits differ", "dims: [2]}]"],
         ),
         # Triton refuses -1 where the file is fixed.
         (
             check(outputs=(tensor("logits", "FP32", -1),)),
             FILE,
-            ["output logits has different fixed dimensions", "dims: [2]}]"],
+            ["the fixed dimensions of output logits differ", "dims: [2]}]"],
         ),
         (
             check(outputs=(tensor("logits", "FP32", 3),)),
@@ -129,7 +129,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
                 (FileTensor("logits", "FP32", ("batch", 2), optional=frozenset({1})),),
                 (),
             ),
-            ["output logits has different fixed dimensions", "dims: [2]}]"],
+            ["the fixed dimensions of output logits differ", "dims: [2]}]"],
         ),
         # Triton compares outputs exactly: -1 with what is dynamic in the file.
         (
@@ -151,7 +151,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
             [
                 "input input_ids has no shape in the file",
                 "output logits has no shape in the file",
-                "Export the model with the shapes of input_ids, logits.",
+                "Export the model with shapes for input_ids, logits.",
             ],
         ),
         (

@@ -321,7 +321,7 @@ async def test_figures_that_fail_are_no_reason_to_fail(stand: Stand, url: str) -
     )
     async with collector(url, stand) as made:
         found = sample((await made.collect(expected()))[KEY])
-    assert found.notes == ("CPU and GPU figures are missing: HTTP 422: execution: too many",)
+    assert found.notes == ("CPU and GPU metrics are missing: HTTP 422: execution: too many",)
 
 
 async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:

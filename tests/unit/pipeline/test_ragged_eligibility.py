@@ -98,7 +98,7 @@ def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> No
         built = graph(**changes)
         chosen, reason = padding_choice(built)
         assert (chosen, built.steps[1].flat) == ("Ragged", None)
-        assert "a model on CPU pays for every padded token" in reason
+        assert "on a CPU, every padded token costs time" in reason
     fixed = graph(
         server={"gpu": {"count": 0}},
         model={"inputs": [{**IDS, "dims": [512]}, {**MASK, "dims": [512]}]},

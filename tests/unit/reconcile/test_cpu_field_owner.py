@@ -12,6 +12,7 @@ from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import ModelPod, World, rfc3339
 from triton_pipelines.api import names
+from triton_pipelines.api.wording import listed
 from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.state import PipelineState
 
@@ -114,10 +115,7 @@ def test_alternating_managers_are_named_and_win(managers: tuple[str, ...]) -> No
     assert resizes == min(len(managers), 4), "each is mended once"
     assert len(events) == 1, "told once"
     assert limited(made)["reason"] == "CPUOwnerConflict"
-    assert (
-        " and ".join(sorted(managers)[:4]) + " repeatedly resize the pods"
-        in limited(made)["message"]
-    )
+    assert listed(sorted(managers)[:4]) + " repeatedly resize the pods" in limited(made)["message"]
     writes(made, "3750m", manager=managers[0])
     passes(made, 2)
     assert (made.state.cpu_resize.kept_by, limited(made)) == ("", {})

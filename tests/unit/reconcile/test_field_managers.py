@@ -16,6 +16,7 @@ from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
+from triton_pipelines.api.wording import listed
 from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers, OtherManagers
 from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.policies.replicas import UNNAMED_SCALER
@@ -146,8 +147,8 @@ def test_alternating_managers_of_the_deployment_are_named_and_win(
     assert len(conflicts(done)) == 1, "told once"
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
     expected = (
-        f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment "
-        "alternately: 4 instead of"
+        f"{listed(sorted(managers)[:4])} alternately set the number of pods of Deployment "
+        "sentiment to 4 instead of"
     )
     assert limited(made)["message"].startswith(expected)
     assert "InferencePipeline" in limited(made)["message"]
@@ -301,7 +302,7 @@ def test_alternating_managers_of_spec_replicas_are_named_and_followed(
         done += passes(made, 4)
         assert len(made.serving) == (2 if spec else 3 + number % 2)
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
-    who = " and ".join(sorted(manager or UNNAMED_SCALER for manager in managers))
+    who = listed(sorted(manager or UNNAMED_SCALER for manager in managers))
     assert who in limited(made)["message"]
     messages.check(limited(made)["message"])
     assert (

@@ -55,7 +55,7 @@ BEGUN = (
     ("made", "chosen", "begins", "holds"),
     [
         (written, "Longest", "set by tokenizer.padding", "set by"),
-        (ruled, "Fixed", BEGUN, "chosen by a fixed rule, not measured yet"),
+        (ruled, "Fixed", BEGUN, "chosen by a fixed rule and has not been measured yet"),
         (refused, "Fixed", "Auto: spec.model: ", "axis 1 of input_ids is 128"),
         (
             measured,

@@ -143,7 +143,9 @@ def test_what_was_recorded_first_stays(pods: list[Pod], going: list[str]) -> Non
 def test_the_step_and_the_event_say_what_was_loaded(messages: Messages) -> None:
     found = decide(pod("a"), pod("b", "second"))
     assert "revision second" in found.diverged["model"]
-    assert "first loaded from revision first" in found.diverged["model"]
+    assert (
+        "the first pod of this pipeline revision loaded revision first" in found.diverged["model"]
+    )
     (event,) = found.events
     assert event.warning
     assert event.reason == "SourceChanged"
@@ -450,7 +452,7 @@ def test_a_hung_pod_is_named_and_its_repair_says_why() -> None:
     found = decide(pod("a"), pod("b"), probes={"a": broken, "b": GOOD})
     (event,) = found.events
     assert (event.warning, event.reason) == (True, "ModelHung")
-    assert f"{HUNG_PROBES} test inferences in a row got no response" in event.note
+    assert f"{HUNG_PROBES} consecutive test inferences received no response" in event.note
     assert found.state.repaired
     assert not broken.is_healthy
     assert broken.inference_error is not None

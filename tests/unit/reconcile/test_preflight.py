@@ -128,8 +128,8 @@ def test_a_preflight_without_a_node_does_not_block(strategy: str) -> None:
         for event in plan.action_events
         if event.reason == "PreflightSkipped"
     ]
-    assert "its pod has not been placed for 300 s" in skipped
-    assert "short of cpu" in skipped
+    assert "the pod could not be scheduled for 300 s" in skipped
+    assert "no node has enough cpu" in skipped
 
 
 @pytest.mark.parametrize("lost", [DELETING, ENDED, REMOVED])

@@ -103,7 +103,7 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
     assert choice is not None
     assert (
         padding_status(choice, {}, True)["reason"]
-        == f"{choice.reason}; chosen by a fixed rule, not measured yet"
+        == f"{choice.reason}; this mode was chosen by a fixed rule and has not been measured yet"
     )
     assert (
         padding_status(choice, JUDGED, True)["reason"]
@@ -115,7 +115,7 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
         (JUDGED | {"padding": ""}, True),
     ):
         assert padding_status(choice, other, current)["reason"].endswith(
-            "chosen by a fixed rule, not measured yet"
+            "chosen by a fixed rule and has not been measured yet"
         )
     named = builders.graph(tokenizer={"padding": "Longest"}).padding
     assert named is not None
@@ -148,5 +148,5 @@ def test_a_pass_says_it() -> None:
         World(builders.document())
         .started()
         .status["padding"]["reason"]
-        .endswith("chosen by a fixed rule, not measured yet")
+        .endswith("chosen by a fixed rule and has not been measured yet")
     )

@@ -347,13 +347,13 @@ def test_a_replica_count_without_a_manager_came_through_the_scale_subresource() 
 
     assert reported(1) == "", "1 is the default"
     assert reported(7).startswith(
-        "an unnamed manager scales this pipeline through its scale subresource (an HPA, KEDA or "
-        "kubectl scale; to 7)"
+        "an unnamed manager sets spec.replicas to 7 through the scale subresource (an HPA, "
+        "KEDA or kubectl scale)"
     )
     assert reported(7, entry("kubectl-edit")) == "", (
         "whoever writes it by an edit is warned instead"
     )
-    assert reported(7, entry("keda", "scale")).startswith("keda scales")
+    assert reported(7, entry("keda", "scale")).startswith("keda sets spec.replicas")
 
 
 def test_budget_follows_the_number() -> None:

@@ -172,8 +172,8 @@ def test_after_five_minutes_it_stays_whatever_comes() -> None:
     new = world.deployed
     world.pass_time(WATCH_PERIOD.total_seconds()).step()
     (ended,) = [note for reason, note in events(world) if reason == "SLOWatched"]
-    assert "at most 30.0 ms at 50 requests/s in a pod; spec.slo leaves 80 ms" in ended
-    assert "had 40.0 ms at 50" in ended
+    assert "at most 30.0 ms at 50 requests/s per pod; spec.slo allows 80 ms" in ended
+    assert "was 40.0 ms at 50" in ended
     world.latencies = Latencies({new: BROKEN})
     world.pass_time(15).settle()
     assert world.deployed == new

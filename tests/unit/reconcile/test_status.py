@@ -199,7 +199,7 @@ def test_each_warning_is_told_once_however_many_passes_and_generations() -> None
     reported = [f"{item['path']}: {item['message']}" for item in world.status["warnings"]]
     assert len(reported) > 1
     listed = "; ".join(f"({index}) {text}" for index, text in enumerate(reported, 1))
-    assert first == f"{len(reported)} warnings in status.warnings: {listed}"
+    assert first == f"{len(reported)} new warnings in status.warnings: {listed}"
     assert all(
         event.warning
         for decided in world.log

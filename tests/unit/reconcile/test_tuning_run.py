@@ -51,7 +51,7 @@ def test_a_run_from_the_request_to_the_result(messages: Messages) -> None:
     world.step()
     assert world.run == {
         "state": "Pending",
-        "message": "is waiting for a pod without client traffic",
+        "message": "waiting for a pod without client traffic",
         "request": "monday",
     }
     assert [kind for kind, _ in sorted(world.left)] == [
@@ -222,7 +222,7 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
     world.change(slo=SLO).settle()
     assert world.run == {
         "state": "Pending",
-        "message": "is waiting for a pod without client traffic",
+        "message": "waiting for a pod without client traffic",
         "request": "monday",
     }
     assert len(world.ours("Deployment")) == 1

@@ -88,7 +88,7 @@ def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever(
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     messages.check(world.run["message"])
     world.pass_time(WAITING_SECONDS).step()
-    failed(world, "gave up after 60 min; it waits until revision")
+    failed(world, "did not start within 60 min, because it was waiting until all pods serve")
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     world.room = None
     assert world.settle().run["state"] == "Failed", "what has ended does not begin again by itself"
@@ -135,7 +135,7 @@ def test_a_source_that_is_not_there_is_told() -> None:
     assert world.run == {
         "state": "Pending",
         "request": "a",
-        "message": "waits for a source: ConfigMap vocab has no key tokenizer.json",
+        "message": "waiting for a source: ConfigMap vocab has no key tokenizer.json",
     }
     assert world.condition("Ready")["reason"] == "SourceUnavailable"
     world.missing_sources = {}
@@ -197,7 +197,7 @@ def test_another_mode_in_mid_run_starts_over(first: str, then: str) -> None:
         then == "Thorough"
     )
     assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
-        f"request 'a': spec.tuning.mode is now {then}, so the run starts again"
+        f"request 'a': spec.tuning.mode was changed to {then}, so the run starts again"
     ]
     world.job_ends(json.dumps(RESULT))
     assert (world.run["state"], world.left) == ("Succeeded", [])
@@ -440,7 +440,7 @@ def test_a_job_whose_pod_finds_no_place_says_so_and_does_not_hold_the_canary(
     assert world.run["state"] == "Running"
     messages.check(world.run["message"])
     world.pass_time(PENDING_SECONDS + 1).step()
-    failed(world, "the pod that measures did not start within 900 s: Unschedulable")
+    failed(world, "the pod of the Job did not start within 900 s: Unschedulable")
 
 
 def test_a_job_whose_result_is_lost() -> None:

@@ -70,8 +70,8 @@ def test_without_the_field_nothing_is_rendered() -> None:
         ),
         (
             {"server": {"gpuMemory": "8Gi"}, "model": {"instances": {"count": 1, "kind": "CPU"}}},
-            "spec.server.gpuMemory: bounds ONNX Runtime on a GPU, but no step runs in the"
-            " onnxruntime backend on a GPU; remove it",
+            "spec.server.gpuMemory: limits the memory of ONNX Runtime on a GPU, but no step runs in"
+            " the onnxruntime backend on a GPU; remove it",
         ),
         (
             {"server": {"gpuMemory": "8Gi"}, "model": {"parameters": {"gpu_mem_limit": "1"}}},

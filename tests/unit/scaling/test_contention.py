@@ -59,7 +59,7 @@ def test_growth_stops_when_busy_instances_wait_for_a_core(
     assert record.instances[-1] <= 14
     assert record.verdicts[-1] == Verdict.CPU_BOUND
     (step,) = controller.decisions[-1][1].steps
-    assert "busy instances have a core for only" in step.reason
+    assert "busy instances share too few CPU cores" in step.reason
 
 
 def test_a_step_that_reports_no_cpu_time_grows_to_its_maximum() -> None:

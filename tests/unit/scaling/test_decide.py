@@ -79,7 +79,7 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     assert step.count == 12
     assert "620 requests/s" in step.reason
     assert "10 ms" in step.reason
-    assert "10500 ms wait" in step.reason  # people read it: no power of ten
+    assert "the wait is 10500 ms" in step.reason  # people read it: no power of ten
     assert done.state.steps[TOKENIZER].desired == 12
     assert done.state.history[0].after == 12
 
@@ -246,7 +246,7 @@ def test_a_full_gpu_step_holds_and_says_so(messages: Messages) -> None:
     assert "95%" in done.message
     assert "400" in done.message
     messages.check(done.message)
-    assert "held at 2: GPUBound" in done.limited
+    assert "the count is held at 2 (GPUBound)" in done.limited
 
 
 def test_a_gpu_step_that_is_busy_because_it_batches_little_is_not_full() -> None:
@@ -295,7 +295,7 @@ def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of(
     assert (done.steps[0].count, done.verdict) == (2, Verdict.STEP_BOUND)
     assert "CPU" in done.message
     messages.check(done.message)
-    assert "held at 2: StepBound" in done.limited
+    assert "the count is held at 2 (StepBound)" in done.limited
     assert "GPU" not in done.message
     assert done.gpu_busy is None
     quiet = decided(sample(Flow(rate=150)), 3, bounds=bounds)
@@ -336,14 +336,15 @@ def test_cpu_bounds_growth_from_usage_and_limit() -> None:
         sample(Flow(rate=200, pending=2100, growth=420), usage=usage), 2, bounds=limits(cpu_limit=6)
     )
     assert done.steps[0].count == 5  # 0.95 * 6 less 0.5 of others
-    assert done.steps[0].figures.cap_reason.startswith("CPU: limit 6 cores")
+    assert done.steps[0].figures.cap_reason.startswith("only 3.2 of 6 CPU cores are unused")
     full = decided(
         sample(Flow(rate=500, pending=300, growth=20), usage=PodUsage(NOW, cpu_cores=5.6)),
         5,
         bounds=limits(cpu_limit=6),
     )
     assert (full.steps[0].count, full.verdict) == (5, Verdict.CPU_BOUND)
-    assert "limited to 5 by CPU: limit 6 cores" in full.limited
+    assert "the count is limited to 5, because only" in full.limited
+    assert "of 6 CPU cores are unused" in full.limited
 
 
 def test_instances_that_mostly_sleep_are_not_bounded_by_the_cores_they_might_use() -> None:
@@ -394,7 +395,7 @@ def test_only_memory_takes_an_instance_away_and_one_at_a_time() -> None:
     seen = sample(Flow(rate=350), usage=PodUsage(NOW, memory_bytes=3900.0))
     done = decided(seen, 5, bounds=bounds)
     assert done.steps[0].count == 4
-    assert "removing one instance" in done.steps[0].reason
+    assert "so one instance is removed" in done.steps[0].reason
     assert (
         decided(seen, 5, bounds=bounds, state=remembered(5, last_change=NOW - 30)).steps[0].count
         == 5
@@ -408,7 +409,7 @@ def test_what_the_gpu_step_carries_bounds_growth_where_it_is_known() -> None:
         bounds=replace(limits(), gpu_capacity=300.0),
     )
     assert done.steps[0].count == 5  # ceil(300 * 0.010 / 0.7)
-    assert "GPU step's capacity of 300 requests/s" in done.steps[0].figures.cap_reason
+    assert "GPU step can process at most 300 requests/s" in done.steps[0].figures.cap_reason
 
 
 def test_growth_that_bought_nothing_is_not_followed_by_more_until_its_reason_is_gone() -> None:
@@ -477,7 +478,7 @@ def test_the_flap_budget_stops_shrinking_not_growing() -> None:
     spent = rested(remembered(9, direction=1, reversals=turns), 1)
     done = decided(sample(Flow(rate=50)), 9, state=spent)
     assert done.steps[0].count == 9
-    assert "6 direction changes within an hour" in done.limited
+    assert "the direction changed 6 times within an hour" in done.limited
     assert (
         decided(sample(LOADED), 2, state=remembered(2, direction=-1, reversals=turns))
         .steps[0]

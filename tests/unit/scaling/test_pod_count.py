@@ -116,7 +116,9 @@ def test_a_pod_is_added_once_counts_have_been_of_no_help_for_a_minute() -> None:
     assert run(remembered(1), FULL, 55).count == 1
     grown = run(remembered(1), FULL, 60)
     assert grown.count == 3
-    assert "TokenizerBound: tokenizer is at 4 in every pod (instances.max 4)" in grown.reason
+    assert (
+        "TokenizerBound: every pod has 4 tokenizer instances, and instances.max 4" in grown.reason
+    )
     assert grown.state.pressed_since is None, "the next addition waits a minute, too"
     assert (
         run(
@@ -192,18 +194,23 @@ def test_a_tenth_more_or_less_is_nothing() -> None:
 
 
 def test_what_is_under_way_comes_first() -> None:
-    held = run(remembered(1), FULL, 120, blocked="counts are changing")
-    assert (held.count, text_of(held)) == (1, "the load needs 3 pods; counts are changing")
+    held = run(remembered(1), FULL, 120, blocked="instance counts are being changed")
+    assert (held.count, text_of(held)) == (
+        1,
+        "the load needs 3 pods; instance counts are being changed",
+    )
     waits = run(remembered(2), FULL, 120, ready=1)
     assert (waits.count, "waiting for the pods" in text_of(waits)) == (2, True)
 
 
 def test_bounds_bind_at_once_and_say_so() -> None:
     assert turn(remembered(1), decision(), bounds=replace(BOUNDS, low=3)).count == 3
-    less = turn(remembered(9), decision(fresh=False), ready=9, blocked="a rollout is running")
+    less = turn(remembered(9), decision(fresh=False), ready=9, blocked="a rollout is in progress")
     assert (less.count, less.reason) == (8, "scaling.pods allows 1 to 8")
     capped = run(remembered(8), decision(Verdict.GPU_BOUND, gpu=1.0), 120, ready=8)
-    assert text_of(capped).startswith("the load needs 11 pods; limited to 8 by scaling.pods.max")
+    assert text_of(capped).startswith(
+        "the load needs 11 pods; scaling.pods.max limits the number to 8"
+    )
 
 
 def rested(count: int, wanted: int, **fields: Any) -> PodCountState:
@@ -215,7 +222,7 @@ def test_pods_go_after_five_minutes_in_steps() -> None:
     quiet = decision(Verdict.OVERPROVISIONED, count=4, offered=1.0, gpu=0.1)  # one pod would do
     assert run(remembered(6), quiet, 260, ready=6).count == 6
     less = turn(rested(6, 1), quiet, ready=6)
-    assert (less.count, less.reason) == (5, "at most 5 were needed in the last 300 s")
+    assert (less.count, less.reason) == (5, "at most 5 pods were needed in the last 300 s")
     assert turn(rested(6, 1, last_up=NOW - 200), quiet, ready=6).count == 6
     assert turn(rested(6, 1), decision(Verdict.IDLE, offered=0.0, gpu=0.0), ready=6).count == 5
 
@@ -315,7 +322,7 @@ def test_any_history_stays_within_bounds_and_moves_for_a_reason(
             now,
             bounds=bounds,
             ready=max(0, before + late),
-            blocked="a rollout is running" if blocked else "",
+            blocked="a rollout is in progress" if blocked else "",
         )
         assert bounds.low <= done.count <= bounds.high
         if bounds.low <= before <= bounds.high:

@@ -113,7 +113,7 @@ def test_cpu_grows_to_what_the_wanted_instances_need() -> None:
     assert millis(done) == 250 + 4 * 1000
     (action,) = done.state.history
     assert (action.step, action.before, action.after) == (CPU, 2250, 4250)
-    assert action.reason == "CPUBound: instances need 4250m in each pod"
+    assert action.reason == "CPUBound: the instances in each pod need 4250m of CPU"
 
 
 def test_cpu_grows_by_one_instance_at_least_and_to_the_most_at_most() -> None:
@@ -146,12 +146,12 @@ def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
     )
     back = decided(decision(**{**BOUND, "state": asked}), seen)
     assert millis(back) == 2250
-    assert back.state.history[0].reason == "4250m is infeasible on node n1"
+    assert back.state.history[0].reason == "4250m of CPU is infeasible on node n1"
     again = decided(decision(**{**BOUND, "state": back.state}), EVEN, NOW + 60)
     assert millis(again) == 2250
     assert (
         again.limited
-        == "cpu: a pod on node n1 cannot have more than 2250m (4250m is infeasible there)"
+        == "cpu: a pod on node n1 can have at most 2250m of CPU (4250m is infeasible there)"
     )
     gone = decided(
         decision(**{**BOUND, "state": again.state}),
@@ -233,12 +233,15 @@ def test_one_thing_at_a_time() -> None:
 
 def test_counts_wait_for_pods_and_cpu_but_not_for_ever() -> None:
     growing = replace(remembered(), pods=PodCountState(StepState(desired=2, last_change=NOW)))
-    assert change_in_progress(growing, EVEN, NOW + 119) == "the number of pods is changing"
+    assert change_in_progress(growing, EVEN, NOW + 119) == "the number of pods is being changed"
     assert change_in_progress(growing, EVEN, NOW + 121) == ""
     assert change_in_progress(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
     resizing = remembered(4250, last_change=NOW)
     uneven = replace(EVEN, resize_pending={"pod-a": "does not have 4250m yet"})
-    assert change_in_progress(resizing, uneven, NOW + 59) == "the CPU limit of the pods is changing"
+    assert (
+        change_in_progress(resizing, uneven, NOW + 59)
+        == "the CPU limit of the pods is being changed"
+    )
     assert change_in_progress(resizing, uneven, NOW + 61) == ""
     assert change_in_progress(resizing, EVEN, NOW + 5) == ""
 

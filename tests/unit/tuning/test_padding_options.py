@@ -314,7 +314,7 @@ def test_a_padding_that_changes_answers_is_said_and_not_in_the_patch() -> None:
     )
     assert made.patch == {"spec": {"model": {"maxBatchSize": 32}}}
     assert (
-        "Ragged was predicted to be cheapest and is not recommended: output TOKENS differs"
+        "Ragged was predicted to be cheapest but is not recommended: output TOKENS differs"
         in made.advice
     )
 

@@ -184,7 +184,7 @@ class CollectionQueries:
                     ).items():
                         found.setdefault(name, {}).update(values)
         except (PrometheusError, query_results.QueryResultError) as error:
-            got.notes.append(f"CPU and GPU figures are missing: {_error_text(error)}")
+            got.notes.append(f"CPU and GPU metrics are missing: {_error_text(error)}")
         got.figures = found
 
     def _targets(self, absent: Iterable[PodKey], got: CollectionResult, deadline: float) -> None:

@@ -234,7 +234,7 @@ class Connection(ConnectionModel):
     def _permits_a_namespace(cls, value: frozenset[str] | None) -> frozenset[str] | None:
         if value is not None and not value:
             raise ValueError(
-                "names no namespace; add one, or omit the field to permit all namespaces"
+                "is empty; list at least one namespace, or omit the field to permit all namespaces"
             )
         return value
 

@@ -10,6 +10,8 @@ from pydantic import (
     ValidationError,
 )
 
+from triton_pipelines.api.wording import validation_message
+
 from .connection import DEFAULT, Connection, ConnectionModel
 
 
@@ -84,7 +86,8 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
     for index, one in enumerate(found):
         if one.name in named:
             raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is used twice"
+                f"{place}: connections[{index}].name: {one.name!r} is used twice; use a "
+                "different name for each connection"
             )
         named[one.name] = one
     return named
@@ -100,6 +103,4 @@ def _field(finding: Any) -> str:
 
 
 def _message(finding: Any) -> str:
-    if finding["type"] == "extra_forbidden":
-        return "no such field"
-    return str(finding["msg"]).removeprefix("Value error, ")
+    return validation_message(str(finding["msg"]))

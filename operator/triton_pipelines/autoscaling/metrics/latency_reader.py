@@ -65,7 +65,7 @@ def _quantile(labels: Mapping[str, str]) -> float:
         return float(labels.get("quantile", "nan"))
     except ValueError as error:
         raise MetricsPageError(
-            "is not Prometheus' text format", "a quantile is not a number"
+            "is not in the Prometheus text format", "a quantile is not a number"
         ) from error
 
 

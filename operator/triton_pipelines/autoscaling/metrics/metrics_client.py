@@ -65,7 +65,7 @@ class MetricsClient:
             if response.status != http.HTTPStatus.OK:
                 raise MetricsPageError(f"returned HTTP status {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-                raise MetricsPageError("is compressed, which the operator does not accept")
+                raise MetricsPageError("is compressed, which the operator does not support")
             is_large = False
             async for chunk in response.content.iter_any():
                 data += chunk

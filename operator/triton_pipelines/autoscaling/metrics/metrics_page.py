@@ -35,7 +35,7 @@ LINES_MAX: Final = 20_000
 LINE_CHARACTERS_MAX: Final = 2048
 """Length of the longest line. The time to parse its labels grows with the square of it."""
 
-_NOT_THE_FORMAT: Final = "is not Prometheus' text format"
+_NOT_THE_FORMAT: Final = "is not in the Prometheus text format"
 _NAMES: Final = {
     written: name
     for name in (*FIELDS, GPU_UTILIZATION)

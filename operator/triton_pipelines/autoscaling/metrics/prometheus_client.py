@@ -120,7 +120,7 @@ class Prometheus:
             raise PrometheusError(_hidden(self._failed(error), credentials), final=True) from None
         answer = self._session.answer
         if answer is None:
-            raise PrometheusError("gave no answer")
+            raise PrometheusError("did not respond")
         return answer.envelope()
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ class _Response:
         data = self._document.get("data")
         if self._document.get("status") != "success":
             raise PrometheusError(
-                f"reports {_words(self._document) or 'neither success nor error'}"
+                f"reports {_words(self._document) or 'neither a success nor an error'}"
             )
         if (
             not isinstance(data, dict)

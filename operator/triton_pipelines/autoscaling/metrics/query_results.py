@@ -91,7 +91,9 @@ def counters(
             for place, several in found.items()
         }
     except _SHAPE_ERRORS as error:
-        raise QueryResultError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
+        raise QueryResultError(
+            f"does not have the structure of a Prometheus result ({type(error).__name__})"
+        ) from None
 
 
 def clock(kind: str, result: Sequence[Any]) -> float:
@@ -132,7 +134,9 @@ def figures(
                 if not (exported and place in one):
                     one[place] = value
     except _SHAPE_ERRORS as error:
-        raise QueryResultError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
+        raise QueryResultError(
+            f"does not have the structure of a Prometheus result ({type(error).__name__})"
+        ) from None
     return found
 
 
@@ -149,7 +153,9 @@ def targets(kind: str, result: Sequence[Any], connection: Connection) -> dict[Po
             for item in _vector(kind, result)
         }
     except _SHAPE_ERRORS as error:
-        raise QueryResultError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
+        raise QueryResultError(
+            f"does not have the structure of a Prometheus result ({type(error).__name__})"
+        ) from None
 
 
 def usages(

@@ -69,13 +69,13 @@ def series_of_one_target(
     own = [target for target in targets.values() if address and _has_address(target, address)]
     if len(own) == 1 and all(len(several) == 1 for several in own[0].values()):
         note = (
-            f"has the same name as other targets ({values}); the one at {address} is used. Set"
-            " matchers in the connection"
+            f"has the same name as other targets ({values}). The operator uses the target at "
+            f"{address}; set matchers in the connection to select one explicitly"
         )
         return own[0], note, ""
     problem = (
-        f"several targets have its name ({values}); select one of them with matchers in the"
-        " connection, for example by cluster"
+        f"several targets have this name ({values}); select one of them with matchers in the "
+        "connection, for example by cluster"
     )
     return {}, "", problem
 

@@ -139,7 +139,7 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         str(tensor) for tensor in graph.required_inputs if tensor.data_type is not DataType.STRING
     ]
     if other:
-        return f"the pipeline reads {', '.join(other)}, for which no example can be generated"
+        return f"no example can be generated for the inputs {', '.join(other)} of the pipeline"
     if not graph.required_inputs:
         return "the pipeline has no required input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
@@ -157,8 +157,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     if why := probe_blocker(pipeline, graph):
         yield warning(
             "spec.health.inputs",
-            f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"
-            " add an example request, or set inference to Disabled",
+            f"pods are probed only for readiness, because {why}. Triton also reports models "
+            "with dead processes as ready; add an example request, or set inference to Disabled",
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
@@ -166,8 +166,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     ):
         yield warning(
             "spec.health.text",
-            "has no effect, because the pipeline reads more than text; add an example request in"
-            " inputs",
+            "has no effect, because the pipeline also has inputs other than text; add an "
+            "example request to inputs",
             code=FindingCode.NO_EFFECT,
         )
 
@@ -226,8 +226,8 @@ def _check_shape(
     if not _fits(example.shape, full):
         yield Finding(
             f"{path}.shape",
-            f"{list(example.shape)} does not match {example.name}, whose shape, including the"
-            f" batch axis, is {list(full)}",
+            f"{list(example.shape)} does not match {example.name}, whose shape including the "
+            f"batch axis is {list(full)}",
             code=FindingCode.SHAPE_MISMATCH,
         )
     elif 0 < graph.max_batch_size < example.shape[0]:
@@ -254,7 +254,7 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
         except ValueError as error:
             yield Finding(
                 f"{path}.data[{position}]",
-                f"{text!r:.60} {error}; {example.name} is {tensor.data_type.value}",
+                f"{text!r:.60} {error}; the type of {example.name} is {tensor.data_type.value}",
                 code=FindingCode.INVALID_EXAMPLE,
             )
 

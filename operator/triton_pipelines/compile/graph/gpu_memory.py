@@ -49,8 +49,8 @@ def check_gpu_memory(
         if not options.substitute_runner:
             yield Finding(
                 _FIELD,
-                "bounds ONNX Runtime on a GPU, but no step runs in the onnxruntime backend on a"
-                " GPU; remove it",
+                "limits the memory of ONNX Runtime on a GPU, but no step runs in the "
+                "onnxruntime backend on a GPU; remove it",
                 code=FindingCode.FIELD_COMBINATION,
             )
         return

@@ -82,8 +82,9 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if delay and budget is not None and delay / 1000 >= max(budget, 0):
             yield warning(
                 f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
-                f"{delay / 1000:g} ms is at least the latency budget of the whole request"
-                f" ({max(budget, 0)} ms), and a single request waits the full delay; lower it",
+                f"{delay / 1000:g} ms is not less than the latency budget of the whole request "
+                f"({max(budget, 0)} ms), and a single request waits for the full delay; lower "
+                "the delay",
                 code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
     first = next((step for step in graph.steps if step.repeats is None), None)
@@ -164,8 +165,8 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     ):
         yield warning(
             "spec.tokenizer.instances",
-            f"one instance cannot use {cores} cores, so texts wait while cores are idle; set"
-            " instances.max to let scaling add instances",
+            f"one instance cannot use {cores} cores, so texts wait while cores are idle; set "
+            "instances.max so that live scaling can add instances",
             code=FindingCode.IDLE_CORES,
         )
     for step in graph.models:
@@ -190,8 +191,8 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not no_gpu and not uses and not substituted:
         yield warning(
             "spec.server.gpu.count",
-            "pods reserve a GPU that no step uses, because model.instances.kind is CPU; set it to"
-            " 0",
+            "pods reserve a GPU that no step uses, because model.instances.kind is CPU; set "
+            "this field to 0",
             code=FindingCode.UNUSED_GPU,
         )
 
@@ -221,17 +222,17 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if stateful and pipeline.spec.replicas > 1:
         yield warning(
             "spec.replicas",
-            f"{', '.join(stateful)} keeps each sequence in one pod: clients are assigned to "
-            "pods by IP address, so clients behind the same proxy share a pod, and a "
-            "sequence is lost if its pod terminates",
+            f"{', '.join(stateful)} keeps each sequence in one pod. Clients are assigned to "
+            "pods by IP address, so clients behind the same proxy share a pod, and a sequence "
+            "is lost when its pod terminates",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
     if stateful and pipeline.spec.server.service.headless is Switch.ENABLED:
         yield warning(
             "spec.server.service.headless",
-            f"{', '.join(stateful)} keeps each sequence in one pod: a client that distributes its"
-            " requests over several pods loses its sequences; such clients must use the other"
-            " Service",
+            f"{', '.join(stateful)} keeps each sequence in one pod. Clients that distribute "
+            "their requests over several pods lose their sequences; such clients must use the "
+            "Service with a cluster IP",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
 
@@ -245,9 +246,9 @@ def _headless(pipeline: InferencePipeline) -> Iterator[Finding]:
     ):
         yield warning(
             "spec.rollout.drainSeconds",
-            f"is {seconds} s: clients of the headless Service can send requests to a pod that no"
-            " longer serves, because they learn of its end only when they resolve the name again;"
-            f" set it to {HEADLESS_DRAIN_SECONDS} or more",
+            f"is {seconds} s, so clients of the headless Service might send requests to a pod "
+            "that no longer serves, because they notice its removal only when they resolve the "
+            f"name again; set it to at least {HEADLESS_DRAIN_SECONDS}",
             code=FindingCode.DRAIN_TOO_SHORT,
         )
 
@@ -267,8 +268,8 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if not scaled:
             yield warning(
                 "spec.scaling.pods",
-                "no step is scaled live, so nothing indicates when more pods are needed; "
-                "set instances.max of a CPU step above its min",
+                "no step is scaled live, so the operator cannot determine when more pods are "
+                "needed; set instances.max of a CPU step above its min",
                 code=FindingCode.POD_SCALING_WITHOUT_STEP,
             )
         elif scaling.mode is ScalingMode.DISABLED:

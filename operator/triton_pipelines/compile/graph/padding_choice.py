@@ -144,8 +144,8 @@ def _ragged_reason(readers: Sequence[TokenReader]) -> str:
     """Return why requests keep their own lengths."""
     if any(reader.on_cpu for reader in readers):
         return (
-            "a model on CPU pays for every padded token and gains little from batches, so each "
-            "request keeps its own length"
+            "on a CPU, every padded token costs time and batches gain little, so each request "
+            "keeps its own length"
         )
     if any(reader.is_adaptable for reader in readers):
         return (

@@ -40,7 +40,11 @@ def _postprocess_shape(post: Postprocess, step: Step) -> Iterator[Finding]:
     batched = step.max_batch_size > 0
     read, source = step.inputs[0].tensor, step.inputs[0].source
     axes = len(read.dims) if batched else len(read.dims) - 1
-    note = "" if batched else " (with maxBatchSize 0, dims are the whole shape, rows first)"
+    note = (
+        ""
+        if batched
+        else " (with maxBatchSize 0, dims are the whole shape, starting with the rows)"
+    )
 
     def shape(dims: str) -> str:
         return f"[{dims}]" if batched else f"[-1, {dims}]"

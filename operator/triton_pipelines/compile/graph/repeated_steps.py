@@ -119,7 +119,7 @@ def _tokens(graph: Graph, originals: dict[str, Step]) -> Iterator[Finding]:
                 yield Finding(
                     entry.path,
                     f"reads {entry.source}, but the same input of {original.name} reads "
-                    f"{first.source}; either both or neither must read tokens, because rows "
-                    "of tokens are padded for the whole model",
+                    f"{first.source}; both or neither must read tokens, because rows of tokens "
+                    "are padded for the whole model",
                     code=FindingCode.FIELD_COMBINATION,
                 )

@@ -55,8 +55,8 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
         return f"which is a model name, not a step name; use {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
         return (
-            "which is an auxiliary model, loaded but not connected; move it to spec.steps, or use"
-            f" one of: {', '.join(known)}"
+            "which is an auxiliary model and cannot be connected; move it to spec.steps, or "
+            f"use one of: {', '.join(known)}"
         )
     return (
         "which does not exist; use one of:"

@@ -243,14 +243,14 @@ def _condition_alerts() -> list[Rule]:
             _condition("Stalled", "True"),
             "10m",
             f"{_OF_PIPELINE} is stalled",
-            "The operator cannot apply the spec, and retrying does not help. The version that"
-            " served before still serves, if there is one.",
+            "The operator cannot apply the spec, and retries do not help. The previous "
+            "version, if any, still serves.",
         ),
         _alert(
             "TritonPipelineRolloutStuck",
             _condition("Reconciling", "True"),
             "30m",
-            f"A change of {_OF_PIPELINE} has not been completed",
+            f"A change to {_OF_PIPELINE} has not been completed",
             "The operator has been rolling out a change, or waiting for resources that the change"
             " needs, for 30 minutes.",
         ),
@@ -265,8 +265,8 @@ def _server_alerts() -> list[Rule]:
             "tritonpipe:latency_budget_used:ratio > 1",
             "10m",
             f"{_OF_PIPELINE} violates its SLO",
-            "The p99 in the slowest pod is {{ $value | humanizePercentage }} of what the SLO leaves"
-            " for the server.",
+            "The p99 in the slowest pod is {{ $value | humanizePercentage }} of the latency "
+            "that the SLO allows for the server.",
         ),
         _alert(
             "TritonPipelineServerAdvisory",
@@ -274,15 +274,15 @@ def _server_alerts() -> list[Rule]:
             ' (tritonpipe_pipeline_server_advisories{severity="Critical"}) > 0',
             "1h",
             f"The Triton release of {_OF_PIPELINE} has critical security advisories",
-            "{{ $value }} known security bulletins with severity Critical affect the release.",
+            "{{ $value }} known security bulletins of severity Critical affect the release.",
         ),
         _alert(
             "TritonPipelineCPUThrottled",
             "max by (namespace, pod) (tritonpipe:cpu_throttled:ratio) > 0.25",
             "15m",
             "The server of pod {{ $labels.namespace }}/{{ $labels.pod }} is throttled",
-            "The container was throttled in {{ $value | humanizePercentage }} of its CFS periods:"
-            " its CPU limit is too low for its tokenizers.",
+            "The container was throttled in {{ $value | humanizePercentage }} of its CFS "
+            "periods. Its CPU limit is too low for its tokenizers.",
         ),
     ]
 
@@ -306,8 +306,8 @@ def _scaling_alerts() -> list[Rule]:
             f" (namespace, pipeline) ({failing})",
             "5m",
             "Scaling of {{ $labels.namespace }}/{{ $labels.pipeline }} has no usable metrics",
-            "Instance counts are kept, or raised to a recently sufficient level. They are not"
-            " reduced until metrics recover.",
+            "Instance counts remain unchanged or are raised to a recently sufficient level. "
+            "They are not reduced until the metrics recover.",
         ),
         _alert(
             "TritonPipelineActuationFailing",
@@ -317,8 +317,8 @@ def _scaling_alerts() -> list[Rule]:
             ),
             "1m",
             "Instance counts of {{ $labels.namespace }}/{{ $labels.pipeline }} cannot be changed",
-            "A change was rejected by Triton or could not be verified {{ $value | humanize }}"
-            " times within 15 minutes; the serving instances were kept.",
+            "Within 15 minutes, Triton rejected a change or the operator could not verify it "
+            "{{ $value | humanize }} times. The serving instances were kept.",
         ),
     ]
 
@@ -331,8 +331,8 @@ def _operator_alerts() -> list[Rule]:
             "absent(tritonpipe_leading)",
             "5m",
             "Prometheus has no metrics of the operator",
-            "The operator is not running, or Prometheus cannot scrape it. Pipelines keep serving;"
-            " nothing is changed, scaled or repaired.",
+            "The operator is not running, or Prometheus cannot scrape it. Pipelines keep "
+            "serving, but nothing is changed, scaled or repaired.",
             severity="critical",
         ),
         _alert(
@@ -340,8 +340,8 @@ def _operator_alerts() -> list[Rule]:
             "max(tritonpipe_leading) == 0",
             "2m",
             "The operator has no leader",
-            "All replicas of the operator are on standby: none of them holds the Lease. Pipelines"
-            " keep serving, but nothing is changed, scaled or repaired.",
+            "All replicas of the operator are on standby because none of them holds the Lease. "
+            "Pipelines keep serving, but nothing is changed, scaled or repaired.",
             severity="critical",
         ),
         _alert(
@@ -349,15 +349,15 @@ def _operator_alerts() -> list[Rule]:
             'sum(rate(tritonpipe_reconciles_total{result=~"bug|transient"}[10m]))'
             " / sum(rate(tritonpipe_reconciles_total[10m])) > 0.1",
             "15m",
-            "Reconciles of the operator fail",
-            "{{ $value | humanizePercentage }} of the reconciles ended with an error.",
+            "The operator's reconciles fail",
+            "{{ $value | humanizePercentage }} of the reconciles ended in an error.",
         ),
         _alert(
             "TritonPipelinesReconcileHangs",
             # The operator cancels a reconcile after 300 s.
             "max(tritonpipe_queue_longest_work_seconds) > 120",
             "1m",
-            "A reconcile of the operator hangs",
+            "A reconcile hangs in the operator",
             "The longest-running reconcile started {{ $value | humanizeDuration }} ago.",
         ),
     ]

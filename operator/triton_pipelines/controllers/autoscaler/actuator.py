@@ -247,8 +247,8 @@ async def _change_pod(
         except PodUnresponsiveError as error:
             if not await _is_count_reached(model, count, target, pace):
                 reason = (
-                    f"there was no response to the change to {counted(count, 'instance')}, and the "
-                    f"count did not change: {error}"
+                    f"Triton did not respond to the change to {counted(count, 'instance')}, and "
+                    f"the count did not change: {error}"
                 )
                 return ended(PodResult.UNKNOWN, target.count, reason)
         except PodRejectedError as error:
@@ -257,8 +257,8 @@ async def _change_pod(
         now = await target.control.count(model)
         if now != count:
             reason = (
-                f"reports {now} instances after a change to {count}; "
-                "another client changes this pod"
+                f"reports {now} instances after a change to {count}, so another client is "
+                "changing this pod"
             )
             return ended(PodResult.BROKEN, now, reason)
         fault = await _fault(model, public, target, pace)

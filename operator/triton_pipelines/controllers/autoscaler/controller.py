@@ -315,7 +315,7 @@ class Autoscaler:
         now: float,
     ) -> ScalingDecision:
         """Return the decision with CPU and pods, and take it into the state."""
-        assert state.memory is not None, "counts are decided first"
+        assert state.memory is not None, "instance counts are decided first"
         before = state.memory.history
         decision = decide_pods_and_cpu(
             bounds_of(state.pipeline, state.graph),

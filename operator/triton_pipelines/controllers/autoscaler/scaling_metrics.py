@@ -40,18 +40,22 @@ class ScalingMetrics:
         gauge = partial(_gauge, registry)
         self.instances = gauge(
             "step_instances",
-            "Instances of a scaled step as a pod's Triton reports them.",
+            "Number of instances of a scaled step, as reported by Triton in each pod.",
             *_STEP,
             "model",
             "pod",
         )
-        self.desired = gauge("step_instances_desired", "Instances that a pod should run.", *_STEP)
+        self.desired = gauge(
+            "step_instances_desired", "Desired number of instances in each pod.", *_STEP
+        )
         self.busy = gauge(
-            "step_busy_ratio", "Busy share of the step's instances, corrected for batches.", *_STEP
+            "step_busy_ratio",
+            "Share of time for which the step's instances are busy, corrected for batching.",
+            *_STEP,
         )
         self.wait = gauge(
             "step_wait_seconds",
-            "Queueing time before the step, from pending requests (Little's law).",
+            "Queueing time before the step, computed from the pending requests with Little's law.",
             *_STEP,
         )
 
@@ -59,24 +63,25 @@ class ScalingMetrics:
         gauge = partial(_gauge, registry)
         self.verdict = gauge(
             "pipeline_verdict",
-            "1 for the current verdict on what limits the pipeline.",
+            "1 for the current verdict on the pipeline's bottleneck.",
             *_PIPELINE,
             "verdict",
         )
         self.starved = gauge(
             "gpu_starved_ratio",
-            "Share of decisions in which the GPU step idled while requests waited before it.",
+            "Share of decisions in which the GPU step was idle while requests waited for a CPU "
+            "step.",
             *_PIPELINE,
         )
         self.age = gauge(
             "scaling_sample_age_seconds",
-            "Age of the oldest of the pods' newest samples.",
+            "Age of the newest sample of the pod with the oldest samples.",
             *_PIPELINE,
         )
         self.pods_desired = gauge("pipeline_pods_desired", "Desired number of pods.", *_PIPELINE)
         self.cpu = gauge(
             "pod_cpu_limit_cores",
-            "CPU limit in force in a pod's server, as the kubelet reports it.",
+            "CPU limit in effect for a pod's Triton container, as reported by the kubelet.",
             *_PIPELINE,
             "pod",
         )
@@ -89,19 +94,19 @@ class ScalingMetrics:
     def _declare_actions(self, registry: CollectorRegistry) -> None:
         self.actions = Counter(
             "tritonpipe_scaling_actions",
-            "Changes of instance counts, pods and CPU.",
+            "Changes to instance counts, pods and CPU.",
             (*_STEP, "direction", "reason"),
             registry=registry,
         )
         self.reversals = Counter(
             "tritonpipe_scaling_reversals",
-            "Changes in the opposite direction to the previous change.",
+            "Changes in the opposite direction of the previous change.",
             _STEP,
             registry=registry,
         )
         self.errors = Counter(
             "tritonpipe_scaling_errors",
-            "Failures in scaling.",
+            "Errors in live scaling.",
             (*_PIPELINE, "kind"),
             registry=registry,
         )

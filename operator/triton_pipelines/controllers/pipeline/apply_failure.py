@@ -31,7 +31,7 @@ _MESSAGES: Final = {
     Reason.API_ERROR: "the API server rejects an object of the pipeline: {}",
     Reason.PERMISSION_DENIED: "{}",
     Reason.NAME_CONFLICT: "{}",
-    Reason.PROGRESSING: "waiting for {} of a previous pipeline with this name to be deleted",
+    Reason.PROGRESSING: "waiting until {} of a previous pipeline with this name is deleted",
 }
 _QUOTA_REMEDY: Final = "; raise the ResourceQuota, or delete objects that it counts"
 

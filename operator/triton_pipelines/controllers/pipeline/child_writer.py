@@ -93,7 +93,7 @@ class ChildWriter:
             raise UnsafeTemplate(
                 f"{workload['kind']} {workload['metadata']['name']} is not applied, because the "
                 f"pod template that was recorded for it was changed: {finding}; delete the "
-                "ConfigMaps of the pipeline's revisions, so that the operator writes them again"
+                "ConfigMaps of the pipeline's revisions, so that the operator recreates them"
             )
 
     async def apply_all(self, items: Sequence[Object], uid: str) -> None:

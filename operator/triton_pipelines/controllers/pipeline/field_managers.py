@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from triton_pipelines.api.wording import listed
 from triton_pipelines.controllers.timestamps import moment
 
 # A manager that writes again this soon after a correction is not a person who made a mistake.
@@ -43,7 +44,7 @@ class OtherManagers:
     @property
     def names(self) -> str:
         """Their names, for people; empty without any."""
-        return _listed(self.managers)
+        return listed(self.managers)
 
     @property
     def owners(self) -> str:
@@ -157,7 +158,7 @@ class AlternatingManagers:
     @property
     def alternating(self) -> str:
         """Managers that alternate, for people, once each has written again; empty without any."""
-        return _listed(self.managers) if self.changes >= _CHANGES_MIN else ""
+        return listed(self.managers) if self.changes >= _CHANGES_MIN else ""
 
     def sequence_ends_in(self, now: dt.datetime) -> float | None:
         """Return the seconds until the sequence ends, and with it the report of a conflict.
@@ -191,7 +192,3 @@ def parse_managers(recorded: Any) -> tuple[str, ...]:
 def _kept(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names to record, sorted, so that they stay the same while managers alternate."""
     return tuple(sorted(names)[:MANAGERS_MAX])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(names)

@@ -60,7 +60,7 @@ class VerifiedPadding:
     figures: str = ""
     """The measured figures, as text."""
     request: str = ""
-    """Request of the tuning run that verified it."""
+    """Value of spec.tuning.request for the tuning run that verified this padding."""
     at: str = ""
     """When that run ended (RFC 3339)."""
     rejection: str = ""
@@ -190,8 +190,8 @@ def newly_rejected(before: VerifiedPaddings, choices: VerifiedPaddings) -> list[
 def events_of(rejection: Sequence[VerifiedPadding]) -> tuple[Event, ...]:
     """Return the events that report rejected choices, and why."""
     template = (
-        "{0}, which tuning run {1!r} measured, is reverted for this spec"
-        " until another run verifies it: {2}"
+        "{0}, which tuning run {1!r} measured, is not used for this spec until another run "
+        "verifies it: {2}"
     )
     notes = (
         template.format(one.setting, shorten(one.request, REQUEST_MAX), one.rejection)

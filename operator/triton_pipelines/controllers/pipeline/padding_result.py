@@ -112,13 +112,13 @@ def _reported(
         when = "once the spec contains that patch" if rest else "for this spec from now on"
         room = (
             1024
-            - len(" Auto uses padding  , which it was measured with,.")
+            - len(" It was measured with padding , which Auto uses .")
             - len(str(named))
             - len(when)
         )
         reported["message"] = (
-            f"{shorten(str(result.get('message') or ''), room)} Auto uses padding {named},"
-            f" which it was measured with, {when}.".lstrip()
+            f"{shorten(str(result.get('message') or ''), room)} It was measured with padding"
+            f" {named}, which Auto uses {when}.".lstrip()
         )
     return reported
 

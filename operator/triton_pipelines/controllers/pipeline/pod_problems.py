@@ -12,6 +12,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
 from triton_pipelines.api.loadreport import EXIT_PERMANENT
+from triton_pipelines.api.wording import listed
 from triton_pipelines.compile.render.pod_scheduling import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
@@ -122,7 +123,7 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
         )
     missing = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
     request_text = ", ".join(f"{value} {key}" for key, value in sorted(requested.items()))
-    shortage = f"short of {', '.join(missing)}; " if missing else ""
+    shortage = f"no node has enough {listed(missing)}; " if missing else ""
     return Problem(
         Reason.WAITING_FOR_RESOURCES,
         f"pod {pod.name} requests {request_text}; {shortage}scheduler: {message}",
@@ -267,8 +268,8 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
         why = f"{ended.get('reason', 'Error')}, {_exit_code(ended.get('exitCode'))}"
         return Problem(
             Reason.SERVER_CRASHED,
-            f"pod {pod.name}: Triton exited ({why}), {status.get('restartCount', 0)} restarts;"
-            f" end of its log: {tail}",
+            f"pod {pod.name}: Triton exited ({why}) and was restarted "
+            f"{status.get('restartCount', 0)} times; end of its log: {tail}",
             pod.name,
         )
     return None

@@ -186,7 +186,7 @@ def pending_reason(pod: Pod) -> str:
     if state:
         return f"is {state} on node {node}{f': {why}' if why else ''}"
     failed = str(pod.condition(IN_PROGRESS).get("message", ""))
-    return f"does not have {requested_limit(pod)}m yet{f': {failed}' if failed else ''}"
+    return f"does not have {requested_limit(pod)}m of CPU yet{(f': {failed}' if failed else '')}"
 
 
 def _lacks_cpu(pod: Pod) -> bool:

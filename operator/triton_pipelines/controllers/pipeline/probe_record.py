@@ -152,6 +152,6 @@ def _counted(probe: Probe, completed: int | None, hung: int, at: dt.datetime | N
 
 def _hung_text(probes: int) -> str:
     return (
-        f"a model hangs: {probes} test inferences in a row got no response, and the pod"
-        " completed no inference meanwhile"
+        f"a model hangs: {probes} consecutive test inferences received no response, and the pod "
+        "completed no other inference in the meantime"
     )

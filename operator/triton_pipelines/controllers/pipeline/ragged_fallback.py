@@ -25,7 +25,7 @@ from .snapshot import Snapshot, json_object
 REJECTION_MAX = 300
 STATUS_REASON_MAX = 512
 # Auto's choice until the cost of the step is measured.
-UNMEASURED = "; chosen by a fixed rule, not measured yet"
+UNMEASURED = "; this mode was chosen by a fixed rule and has not been measured yet"
 # Room for a measurement next to the reason, and for its request in that.
 NOTE_MAX = 300
 REQUEST_MAX = 40

@@ -29,7 +29,7 @@ _NODE: Final = re.compile(
 )
 _QUOTA: Final = re.compile(r"(exceeded|failed) quota: |status unknown for quota:")
 # Message of a quota on a resource that a container does not set. Since Kubernetes 1.26 it has the
-# names of the containers ("limits.cpu for: load; limits.memory for: …").
+# names of the containers "limits.cpu for: load; limits.memory for: …".
 _QUOTA_UNSET: Final = re.compile(r"failed quota: (?P<quota>[^:\s]+): must specify (?P<rest>.+)")
 _FIELD: Final = re.compile(r"(?:limits|requests)\.[a-z-]+")
 _CONTAINER: Final = re.compile(r"(?<= for: )[a-z0-9-]+|(?<=,)[a-z0-9-]+(?=[;,]|$)")
@@ -60,21 +60,21 @@ _AFFECTS_ALL_PODS: Final = frozenset(
 )
 _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
     RejectionCause.NODE: "its node is too small",
-    RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it;"
-    " raise it, or lower instances.max",
+    RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it; raise the "
+    "quota, or lower instances.max",
     RejectionCause.RIGHTS: (
-        "the operator does not have permission; grant its role the verb patch on "
-        "pods/resize (rbac.podResize in the chart)"
+        "the operator does not have permission to resize pods; grant its role the verb patch "
+        "on pods/resize (rbac.podResize in the chart)"
     ),
     RejectionCause.RANGE: (
         "a LimitRange of the namespace does not allow it; change the LimitRange, or lower "
         "instances.max"
     ),
     RejectionCause.ADMISSION: "an admission controller or policy rejects it",
-    RejectionCause.INVALID: "the API server rejects it as invalid",
+    RejectionCause.INVALID: "the API server rejects the change as invalid",
     RejectionCause.ABSENT: (
-        "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later;"
-        " upgrade it, or omit scaling.cpuResize"
+        "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later; "
+        "upgrade the cluster, or omit scaling.cpuResize"
     ),
 }
 
@@ -161,7 +161,7 @@ def rejection_of(
     is_repeated = previous is not None and previous.cause is cause
     attempts = previous.attempts + 1 if previous is not None and is_repeated else 1
     delay = min(BACKOFF_MAX, BACKOFF * 2 ** min(attempts - 1, 16))
-    reason = f"cannot get {limit}m: {_EXPLANATIONS[cause]}: {error.message}"
+    reason = f"cannot get {limit}m of CPU, because {_EXPLANATIONS[cause]} ({error.message})"
     return ResizeRejection(pod, cause, limit, reason, now + delay, attempts)
 
 

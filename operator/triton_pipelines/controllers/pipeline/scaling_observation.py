@@ -118,7 +118,7 @@ def _pending_text(pod: Pod, desired: int | None, rejection: ResizeRejection | No
     """Return what the pod's CPU waits for."""
     if rejection is not None and rejection.limit != requested_limit(pod):
         return rejection.reason
-    return pending_reason(pod) or f"is next for {desired}m"
+    return pending_reason(pod) or f"is the next to get {desired}m of CPU"
 
 
 def _infeasible(pod: Pod, rejection: ResizeRejection | None) -> InfeasibleResize | None:

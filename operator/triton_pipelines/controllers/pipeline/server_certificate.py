@@ -116,7 +116,7 @@ def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> S
         if mutual or data.get(names.KEY_AUTHORITIES, b"").strip()
         else []
     )
-    _check_usage(leaf, ExtendedKeyUsageOID.SERVER_AUTH, "server auth", "clients refuse it")
+    _check_usage(leaf, ExtendedKeyUsageOID.SERVER_AUTH, "server auth", "clients would reject it")
     if mutual:
         why = "the operator also uses it as its client certificate"
         _check_usage(leaf, ExtendedKeyUsageOID.CLIENT_AUTH, "client auth", why)

@@ -108,7 +108,13 @@ class _ServingCase:
 
     @property
     def progress(self) -> str:
-        return f"{len(self.updated)} of {self.replicas} pods serve revision {self.desired}"
+        count = len(self.updated)
+        serving = (
+            f"{count} of {self.replicas} pods serve"
+            if count <= self.replicas
+            else counted(count, "pod serves", "pods serve")
+        )
+        return f"{serving} revision {self.desired}"
 
     def ready(self, text: str) -> list[Condition]:
         ready = Condition(ConditionType.READY, True, Reason.SUCCEEDED, text)
@@ -174,8 +180,8 @@ def _preflight(case: _ServingCase) -> list[Condition] | None:
         text = f"{case.progress}; preflight: {problem.message}; {keeps}"
         return case.not_ready(kind, problem.reason, text)
     text = (
-        f"{case.progress}; a preflight is running the loader's checks of this revision; {keeps}"
-        " until they pass"
+        f"{case.progress}; a preflight runs the loader's checks for this revision, and {keeps} "
+        "until they pass"
     )
     if rollout.downtime:
         text += f"; {rollout.downtime}"

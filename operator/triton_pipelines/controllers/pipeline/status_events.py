@@ -142,7 +142,9 @@ def _new_warnings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[E
     if not added:
         return []
     listed = "; ".join(f"({index}) {text}" for index, text in enumerate(added, 1))
-    note = added[0] if len(added) == 1 else f"{len(added)} warnings in status.warnings: {listed}"
+    note = (
+        added[0] if len(added) == 1 else f"{len(added)} new warnings in status.warnings: {listed}"
+    )
     return [Event(True, "SpecWarning", "Lint", note)]
 
 

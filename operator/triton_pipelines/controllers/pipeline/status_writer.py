@@ -141,8 +141,8 @@ class StatusWriter:
     async def _report_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Report in the previous status that the new one was rejected; return the message."""
         text = (
-            "the API server rejects the pipeline's status, so the rest of it is out of "
-            f"date: {error.message}; does the CRD match this operator's release?"
+            "the API server rejects the pipeline's status, so the rest of it is out of date: "
+            f"{error.message}; check that the CRD matches this operator's release"
         )
         key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
         stalled = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)

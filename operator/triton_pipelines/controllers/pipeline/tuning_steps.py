@@ -95,20 +95,23 @@ def pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
         )
     problem = _problem(stage, pods)
     rejection = stage.snapshot.pods_rejected_of(names.tuning_name(stage.snapshot.name, name))
-    reason = problem.message if problem is not None else rejection or "no pod yet"
+    reason = problem.message if problem is not None else rejection or "the pod does not exist yet"
     if problem is not None and problem.is_final:
         return TuningDecision(
             run.failed(
-                f"the pod to measure does not become ready ({problem.reason.value}): {reason}", now
+                f"the pod for the measurement does not become ready ({problem.reason.value}): "
+                f"{reason}",
+                now,
             )
         )
     if is_past(run.start, PENDING_SECONDS, now):
         return TuningDecision(
             run.failed(
-                f"the pod to measure was not ready within {PENDING_SECONDS} s: {reason}", now
+                f"the pod for the measurement was not ready within {PENDING_SECONDS} s: {reason}",
+                now,
             )
         )
-    message = "is waiting for a pod without client traffic"
+    message = "waiting for a pod without client traffic"
     if problem is not None:
         message = f"{problem.reason.value}: {reason}"
     elif rejection:
@@ -146,7 +149,7 @@ def running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
     if blocker and is_past(run.job_start, PENDING_SECONDS, now):
         return TuningDecision(
             run.failed(
-                f"the pod that measures did not start within {PENDING_SECONDS} s: {blocker}", now
+                f"the pod of the Job did not start within {PENDING_SECONDS} s: {blocker}", now
             )
         )
     message = (
@@ -190,7 +193,7 @@ def _job_failure(
 
 
 def _not_running_text(reason: str) -> str:
-    return f"the pod that measures is not running yet: {reason}"
+    return f"the pod of the Job is not running yet: {reason}"
 
 
 def _server_of(pod: Pod) -> str:

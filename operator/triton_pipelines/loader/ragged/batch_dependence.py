@@ -33,7 +33,7 @@ class BatchDependence(Enum):
         "its scale is computed over the whole batch (dynamic quantization), so a row's output"
         " depends on the other rows"
     )
-    RECURRENT = "a recurrent layer without sequence_lens reads the padding after a row"
+    RECURRENT = "a recurrent layer without sequence_lens reads the padding at the end of a row"
     RANDOM = "its values are random"
     TRAINING_MODE = "in training mode, it normalizes over the batch"
 

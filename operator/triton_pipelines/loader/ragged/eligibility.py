@@ -147,7 +147,8 @@ def _input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         if value is None:
             yield Obstacle(
                 f"the file has no input {item.name}",
-                f"spec.model.inputs names the file's inputs: {', '.join(sorted(graph_inputs))}",
+                "use the names of the file's inputs in spec.model.inputs: "
+                f"{', '.join(sorted(graph_inputs))}",
             )
             continue
         yield from _shape_obstacles(item.name, dims(value))
@@ -202,7 +203,7 @@ def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             )
             yield Obstacle(f"input {name} has {problem}", advice)
         elif isinstance(shape[0] if shape else 1, int):
-            yield Obstacle(f"input {name} has no axis of rows", advice)
+            yield Obstacle(f"input {name} has no row axis", advice)
 
 
 def _masks(model: Any, plan: PlanAdapt) -> tuple[str, ...]:
@@ -235,7 +236,8 @@ def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         if name not in graph_outputs:
             yield Obstacle(
                 f"the file has no output {name}",
-                f"spec.model.outputs names the file's outputs: {', '.join(graph_outputs)}",
+                "use the names of the file's outputs in spec.model.outputs: "
+                f"{', '.join(graph_outputs)}",
             )
         elif shape is not None and (len(shape) < 2 or isinstance(shape[1], int)):
             yield Obstacle(
@@ -247,9 +249,7 @@ def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         if obstacle is not None:
             yield obstacle
         elif name in graph_inputs:
-            yield Obstacle(
-                f"output {name} is an input that is passed through", "export the model without it"
-            )
+            yield Obstacle(f"output {name} is an unchanged input", "export the model without it")
 
 
 def _output_obstacle(name: str, value: Any) -> Obstacle | None:
@@ -273,7 +273,7 @@ def _output_obstacle(name: str, value: Any) -> Obstacle | None:
             "export it with shapes (onnx.shape_inference)",
         )
     if not shape or isinstance(shape[0], int):
-        return Obstacle(f"output {name} has no axis of rows", "export the model without it")
+        return Obstacle(f"output {name} has no row axis", "export the model without it")
     return None
 
 

@@ -81,7 +81,7 @@ class HubSource:
             self._commit = info.sha
             self._files = {item.rfilename: item for item in info.siblings or ()}
             if self._commit is None:
-                raise SourceError("the hub returned no commit for it")
+                raise SourceError("the hub did not return a commit for the revision")
         return self._commit
 
     def list(self, place: str) -> SourceListing:

@@ -36,6 +36,6 @@ def unpacked_error(what: str, packed: int) -> SourceError:
     """
     return SourceError(
         f"has {what} of {format_bytes(packed)} that unpacks to more than "
-        f"{format_bytes(unpacked_limit(packed))}, which is not plausible for a model; check "
-        "where it comes from, or publish the files uncompressed"
+        f"{format_bytes(unpacked_limit(packed))}, which is implausible for a model; check its "
+        "origin, or publish the files uncompressed"
     )

@@ -81,7 +81,8 @@ def import_models(
     if selection.unused:
         report.info(
             selection.entry.origin,
-            f"omitted, because they are not part of this pipeline: {', '.join(selection.unused)}",
+            "these models were omitted, because they are not part of this pipeline: "
+            f"{', '.join(selection.unused)}",
         )
     _add_server(draft, selection)
     if image is not None:
@@ -138,8 +139,8 @@ def _add_auxiliary_models(
         if model.name in selection.uncalled:
             files.report.info(
                 model.origin,
-                "no step calls it; it is served as an auxiliary model, as in the "
-                "repository (--without excludes it)",
+                "no step calls this model, so it is served as an auxiliary model; use "
+                "--without to exclude it",
                 path,
             )
 
@@ -157,8 +158,8 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         return
     where = f"{selection.entry.origin}: {meant.WhichOneof('scheduling_choice')}"
     why = (
-        "an ensemble has no queue, and Triton does not load a config with both this and"
-        " ensemble_scheduling; batching belongs to the steps"
+        "an ensemble has no queue, and Triton does not load a config that contains both this "
+        "field and ensemble_scheduling, so batching is configured in the steps"
     )
     without = [
         model

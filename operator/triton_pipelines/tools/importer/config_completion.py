@@ -140,8 +140,8 @@ def _add_warmup(draft: ResourceDraft, step: Step, model: RepositoryModel) -> Non
     if not desired:
         draft.comment(
             f"{step.path}.warmup",
-            "The config has no warm-up. Without this line, new instances would run inferences"
-            " before serving.",
+            "The config has no warm-up. Without this line, new instances would run inferences "
+            "before they serve requests.",
         )
 
 
@@ -215,7 +215,8 @@ def _adopt_accelerators(
         if cache:
             report.changed(
                 f"{model.origin}: trt_engine_cache_path",
-                f"{cache} is replaced; the operator chooses a path outside the model's folder",
+                f"{cache} is replaced, because the operator chooses a path outside the model's "
+                "folder",
                 f"{step.path}.optimization",
             )
         theirs.CopyFrom(ours)

@@ -137,7 +137,7 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
     notes.append(
         ImportNote(
             model.origin,
-            f"completed inputs, outputs and batching from {name}, as Triton does",
+            f"inputs, outputs and batching were completed from {name}, as in Triton",
             NoteSeverity.INFO,
         )
     )
@@ -155,8 +155,8 @@ def fill_defaults(model: RepositoryModel, notes: list[ImportNote]) -> None:
                 notes.append(
                     ImportNote(
                         f"{model.origin}: step {step.model_name}",
-                        "without model_version Triton looks for version 0;"
-                        " the latest version is used",
+                        "model_version is missing, so Triton would look for version 0; the "
+                        "latest version is used instead",
                         NoteSeverity.CHANGED,
                     )
                 )
@@ -188,7 +188,7 @@ def drop_equivalent_policy(model: RepositoryModel) -> list[ImportNote]:
     return [
         ImportNote(
             f"{model.origin}: version_policy",
-            "was removed: the model only has version 1, which is served without it",
+            "removed, because the model has only version 1, which is served without it",
             NoteSeverity.INFO,
         )
     ]
@@ -205,8 +205,8 @@ def _remove_duplicates(model: RepositoryModel, notes: list[ImportNote]) -> None:
                 notes.append(
                     ImportNote(
                         f"{model.origin}: {kind}[{index}]",
-                        f"declares {names[index]!r} a second time, after {kind}[{first}];"
-                        " the second one was removed, because Triton only uses the first",
+                        f"declares {names[index]!r} a second time, after {kind}[{first}]; the "
+                        "second declaration was removed, because Triton uses only the first",
                         NoteSeverity.CHANGED,
                     )
                 )

@@ -93,8 +93,8 @@ def _add_health(resource: ResourceDraft, others: list[str]) -> None:
     resource.spec["health"] = {"inference": InferenceHealth.DISABLED.value}
     resource.comment(
         "spec.health",
-        f"LOOK: no file has an example of {', '.join(others)}, so pods are probed for readiness"
-        " only. Write an example request to inputs instead.",
+        f"LOOK: no file contains an example of {', '.join(others)}, so pods are probed only for "
+        "readiness. Add an example request to inputs instead.",
     )
 
 
@@ -103,7 +103,7 @@ def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
     inputs = [tensor.name for tensor in given.graph.inputs]
     if not inputs:
         raise MissingInformationError(
-            f"{given.graph_name}: has no inputs; is the file the complete model?"
+            f"{given.graph_name}: has no inputs; check that the file is the complete model"
         )
     if cached := [name for name in inputs if name.startswith(_CACHE)]:
         raise MissingInformationError(
@@ -221,8 +221,8 @@ def _add_tokenizer(resource: ResourceDraft, given: DraftInputs, shape: _GraphSha
     if isinstance(vocabulary, int) and token_ids > vocabulary:
         resource.comment(
             "spec.tokenizer.source",
-            f"LOOK: this tokenizer has ids up to {token_ids - 1}, but vocab_size in"
-            f" {model_facts.CONFIG} is {vocabulary}: is it this model's tokenizer?",
+            f"LOOK: this tokenizer has IDs up to {token_ids - 1}, but vocab_size in "
+            f"{model_facts.CONFIG} is {vocabulary}. Check that it belongs to this model.",
         )
 
 
@@ -254,21 +254,24 @@ def _add_model(
             entry["from"] = f"pipeline.{tensor.name}"
             resource.comment(
                 f"spec.model.inputs[{index}]",
-                f"The tokenizer does not produce {tensor.name}, so clients send it. If a "
-                "step should produce it, add the step and refer to it in from.",
+                f"The tokenizer does not produce {tensor.name}, so clients must send it. If a "
+                "step should produce it, add the step, and set from to its output.",
             )
         inputs.append(entry)
     model["inputs"] = inputs
     resource.comment(
         "spec.model.inputs",
-        "As the graph declares them, without the batch axis."
+        "As declared in the graph, without the batch axis."
         if shape.batched
-        else "As the graph declares them.",
+        else "As declared in the graph.",
     )
     _add_outputs(resource, given, bool(tokens), shape.batched)
     if shape.batched:
         model["maxBatchSize"] = DEFAULT_MAX_BATCH_SIZE
-        batch_comment = "Largest batch. The best value depends on the GPU and has to be measured."
+        batch_comment = (
+            "Maximum number of rows per batch. The best value depends on the GPU and must be "
+            "measured."
+        )
     else:
         model["maxBatchSize"] = 0
         batch_comment = (
@@ -283,8 +286,8 @@ def _add_model(
     if single and not given.pair and tokens:
         resource.comment(
             "spec.tokenizer.inputs",
-            "LOOK: one score per row: a cross-encoder takes two texts;"
-            " use `tritonpipe init --pair` for one.",
+            "LOOK: the model returns one score per row. If it is a cross-encoder, which takes "
+            "two texts, use `tritonpipe init --pair`.",
         )
 
 

@@ -12,7 +12,7 @@ _SHOWN = 12
 class NoteSeverity(StrEnum):
     """Severity of a note; all but INFO make ``--strict`` fail."""
 
-    LOST = "not carried over"
+    LOST = "not imported"
     CHANGED = "changed"
     INFO = "note"
 

@@ -247,7 +247,9 @@ class FileSources:
                 return {"path": inside}
             del config.parameters[STRATEGY_PARAMETER]
             if not used:
-                self.report.info(where, "has no effect without dynamic_batching, and was removed")
+                self.report.info(
+                    where, "removed, because it has no effect without dynamic_batching"
+                )
                 return None
             self.report.lost(
                 where,

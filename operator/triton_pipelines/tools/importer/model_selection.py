@@ -161,8 +161,7 @@ def _raise_broken(
     if optional:
         leave_out = " ".join(f"--without {model.name}" for model in models)
         messages[-1] += (
-            "; no step of the ensemble calls it: to import the pipeline without it, use"
-            f" {leave_out}"
+            f"; no step of the ensemble calls this model, so you can exclude it with {leave_out}"
         )
     raise ModelRepositoryError("\n".join(messages))
 

@@ -53,8 +53,8 @@ def flatten(entry: RepositoryModel, models: Mapping[str, RepositoryModel]) -> Fl
     notes = [
         ImportNote(
             f"{entry.origin}: ensemble_scheduling",
-            f"step {name!r} is an ensemble, but a pipeline has only one ensemble: its steps are now"
-            f" steps of {entry.name}, and clients can no longer call {name} by its name",
+            f"step {name!r} is an ensemble, but a pipeline has only one ensemble, so its steps "
+            f"are now steps of {entry.name}, and clients can no longer call {name} by its name",
             NoteSeverity.CHANGED,
         )
         for name in within
@@ -71,8 +71,8 @@ def flatten(entry: RepositoryModel, models: Mapping[str, RepositoryModel]) -> Fl
     notes += [
         ImportNote(
             f"{models[name].origin}: batching",
-            f"is set on the ensemble {name}, where Triton rejects it; every step keeps its"
-            " settings",
+            f"is set on the ensemble {name}, where Triton rejects it; all steps keep their "
+            "settings",
             NoteSeverity.LOST,
         )
         for name in within
@@ -117,8 +117,8 @@ def _expanded(
         if inner.name in path:
             cycle = " → ".join((*path, inner.name))
             raise ModelRepositoryError(
-                f"{caller.origin}: ensemble_scheduling: {cycle}: ensembles call each other"
-                " in a cycle; Triton does not load them"
+                f"{caller.origin}: ensemble_scheduling: {cycle}: the ensembles form a cycle, so "
+                "Triton does not load them; remove one of the calls"
             )
         if inner.name not in within:
             within.append(inner.name)

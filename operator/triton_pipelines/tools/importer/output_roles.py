@@ -111,8 +111,12 @@ def describe(
     plan.outputs = [chosen] if chosen is not None else usable
     others = [one.tensor.name for one in usable if chosen is not None and one is not chosen]
     plan.about_outputs.append(
-        "As the graph declares them."
-        + (f" Not served, because unused: {', '.join(others)}." if others else "")
+        "As declared in the graph."
+        + (
+            f" These outputs are not served, because they are not used: {', '.join(others)}."
+            if others
+            else ""
+        )
     )
     if postprocess is not None:
         kind = _KIND_OF_POSTPROCESS.get(postprocess, OutputKind.RAW)
@@ -196,14 +200,14 @@ def _resolved(tensor: FileTensor, files: SidecarFiles, batched: bool) -> ServedO
             return ServedOutput(
                 tensor,
                 tuple(dims),
-                f"LOOK: the graph leaves the last axis of {tensor.name} open;"
-                " write its length if it has one.",
+                f"LOOK: the last axis of {tensor.name} has a variable length in the graph. If "
+                "its length is fixed, set it here.",
             )
         dims[-1] = size
         return ServedOutput(
             tensor,
             tuple(dims),
-            f"The graph leaves the last axis open; {size} is from {origin}.",
+            f"The last axis has a variable length in the graph; {size} is from {origin}.",
         )
     return ServedOutput(tensor, tuple(dims))
 
@@ -258,7 +262,7 @@ def _classes(
     own = model_facts.classes(files)
     class_names = labels or own
     if labels and count != len(labels):
-        count_text = "an open number of" if count == -1 else str(count)
+        count_text = "a variable number of" if count == -1 else str(count)
         plan.problem = (
             f"--labels: {len(labels)} labels are given,"
             f" but {output.tensor.name} has {count_text} classes"
@@ -270,13 +274,13 @@ def _classes(
         plan.about_fields["type"] += " A single score per row needs no labels."
     elif class_names and len(class_names) != count:
         plan.about_postprocess.append(
-            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes, but the graph "
-            f"has {count}; labels are omitted."
+            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes, but the graph has "
+            f"{count}, so labels are omitted."
         )
     elif class_names and model_facts.generic(class_names):
         plan.about_postprocess.append(
-            f"LOOK: {model_facts.CONFIG} only has generic class names ({class_names[0]}, …)."
-            " With labels: […] clients also get LABEL and SCORE."
+            f"LOOK: {model_facts.CONFIG} contains only generic class names ({class_names[0]}, "
+            "…). If you set labels, clients also receive LABEL and SCORE."
         )
     elif class_names:
         plan.postprocess["labels"] = list(class_names)
@@ -285,7 +289,8 @@ def _classes(
         )
     else:
         plan.about_postprocess.append(
-            "LOOK: no file names the classes. With labels: […] clients also get LABEL and SCORE."
+            "LOOK: no file contains the names of the classes. If you set labels, clients also "
+            "receive LABEL and SCORE."
         )
 
 
@@ -304,36 +309,41 @@ def _activation(
     if problem == "regression":
         return (
             None,
-            f"problem_type in {model_facts.CONFIG} is regression: clients get the raw number.",
+            f"problem_type in {model_facts.CONFIG} is regression, so clients receive the raw "
+            "number.",
         )
     if problem == "multi_label_classification":
         return (
             "Sigmoid",
-            f"problem_type in {model_facts.CONFIG} is {problem}:"
-            " each class has its own probability.",
+            f"problem_type in {model_facts.CONFIG} is {problem}, so each class has a separate "
+            "probability.",
         )
     if problem == "single_label_classification":
         return (
             "Softmax",
-            f"problem_type in {model_facts.CONFIG} is {problem}: exactly one class applies.",
+            f"problem_type in {model_facts.CONFIG} is {problem}, so exactly one class applies.",
         )
     if count == 1:
         named = model_facts.activation(files)
         if named not in (None, "Sigmoid"):
             return (
                 None,
-                f"The activation in {model_facts.CONFIG} is {named}: clients get the raw number.",
+                f"The activation in {model_facts.CONFIG} is {named}, so clients receive the raw "
+                "number.",
             )
         return (
             "Sigmoid",
             f"From the activation in {model_facts.CONFIG}."
             if named
-            else "LOOK: a single score; Sigmoid maps it to 0…1, None returns the raw number.",
+            else (
+                "LOOK: the model returns a single score. Sigmoid maps it to a value from 0 to "
+                "1, and None returns the raw number."
+            ),
         )
     return (
         "Softmax",
-        "LOOK: no file has problem_type. With Softmax exactly one class applies;"
-        " use Sigmoid if several can apply.",
+        "LOOK: no file contains problem_type. With Softmax, exactly one class applies. Use "
+        "Sigmoid if several classes can apply.",
     )
 
 
@@ -357,27 +367,30 @@ def _pooled(plan: OutputPlan, files: SidecarFiles, postprocess: str | None) -> N
                 name for name in listed if name not in ("Transformer", "Pooling", "Normalize")
             ]:
                 plan.about_postprocess.append(
-                    f"LOOK: {model_facts.MODULES} also has {', '.join(more)}, which is not"
-                    " supported: add a step, or export it into the graph."
+                    f"LOOK: {model_facts.MODULES} also contains {', '.join(more)}, which is not "
+                    "supported. Add a step, or export it as part of the graph."
                 )
         return
     if pooling.value:
         plan.about_postprocess.append(
-            f"LOOK: {pooling.origin} requires {pooling.value}, which no postprocess type supports:"
-            " clients get the vectors of all tokens. Type Python with a custom model.py can do it."
+            f"LOOK: {pooling.origin} requires {pooling.value}, which no postprocess type "
+            "supports, so clients receive the vectors of all tokens. Use type Python with a "
+            "custom model.py to pool them."
         )
         return
     plan.about_postprocess.append(
-        f"LOOK: no file ({model_facts.POOLING}) specifies how to pool the vectors of tokens, so"
-        " clients receive all of them. If the model produces embeddings, write one of:\n"
-        "  postprocess: {type: MeanPooling}\n  postprocess: {type: FirstToken}"
+        f"LOOK: no file ({model_facts.POOLING}) specifies how to pool the vectors of tokens, so "
+        "clients receive all of them. If the model produces embeddings, use one of these "
+        "lines:\n  postprocess: {type: MeanPooling}\n  postprocess: {type: FirstToken}"
     )
 
 
 def _raw(plan: OutputPlan, files: SidecarFiles, postprocess: str | None) -> None:
     if postprocess is None and (architecture := model_facts.architecture(files)).endswith(_RAW):
         plan.about_postprocess.append(
-            f"{architecture}: clients get the model's outputs as they are."
+            f"{architecture}: clients receive the model's outputs unchanged."
         )
     elif postprocess is None:
-        plan.about_postprocess.append("No postprocess: clients get the raw outputs of the model.")
+        plan.about_postprocess.append(
+            "There is no postprocess step, so clients receive the raw outputs of the model."
+        )

@@ -72,7 +72,7 @@ def check_models(
     if optional:
         blamed = list(dict.fromkeys(one.model for one in violations if one.model in names))
         leave_out = " ".join(f"--without {name}" for name in blamed)
-        found[-1] += f"; to import the pipeline without it, use {leave_out}"
+        found[-1] += f"; to import the pipeline without this model, use {leave_out}"
     raise ModelRepositoryError("\n".join(found))
 
 
@@ -86,7 +86,7 @@ def _missing_versions(model: RepositoryModel) -> Iterator[str]:
             ("does", "it", "folder") if len(missing) == 1 else ("do", "them", "folders")
         )
         yield (
-            f"{model.origin}: version_policy.specific.versions:"
-            f" {', '.join(map(str, missing))} {does} not exist: the folder has {present};"
-            f" remove {it} from the list, or add the version {folder}"
+            f"{model.origin}: version_policy.specific.versions: {', '.join(map(str, missing))} "
+            f"{does} not exist, because the folder has {present}; remove {it} from the list, or "
+            f"add the version {folder}"
         )

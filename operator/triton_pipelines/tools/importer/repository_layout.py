@@ -68,14 +68,14 @@ def no_model_message(folder: Path) -> str:
     inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and model_folders(path))
     if len(inner) == 1:
         return (
-            f"contains no model; the model repository is in its subfolder: use {folder / inner[0]}"
+            f"contains no model; use its subfolder {folder / inner[0]}, which is a model repository"
         )
     if inner:
         more = f" and {len(inner) - _SHOWN} more" if len(inner) > _SHOWN else ""
         return (
-            f"contains {len(inner)} model repositories ({', '.join(inner[:_SHOWN])}{more}), but one"
-            " import reads one repository; use one of these folders, for example"
-            f" {folder / inner[0]}"
+            f"contains {len(inner)} model repositories ({', '.join(inner[:_SHOWN])}{more}), but "
+            "only one can be imported at a time; use one of these folders, for example "
+            f"{folder / inner[0]}"
         )
     return f"contains no model (a folder with {CONFIG} or a numbered version)"
 

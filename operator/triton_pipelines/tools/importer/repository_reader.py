@@ -109,8 +109,8 @@ def _unfilled_note(templates: list[tuple[str, str]]) -> ImportNote:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ImportNote(
         templates[0][1],
-        f"templates without a value remain unchanged: {shown}{more}; if the models need values,"
-        f" use {' '.join(f'--set {name}=VALUE' for name in names[:_SHOWN])}",
+        f"templates without a value were not replaced: {shown}{more}; if the models need "
+        f"values, use {' '.join(f'--set {name}=VALUE' for name in names[:_SHOWN])}",
         NoteSeverity.INFO,
     )
 
@@ -191,13 +191,13 @@ def _not_a_model(path: Path) -> ImportNote:
     if inner := model_folders(path):
         return ImportNote(
             path.name,
-            f"is itself a model repository ({', '.join(inner[:_SHOWN])}), which Triton does "
-            "not read from here, and was skipped; import that folder separately",
+            f"skipped, because it is itself a model repository ({', '.join(inner[:_SHOWN])}), "
+            "which Triton does not read from here; import that folder separately",
             NoteSeverity.INFO,
         )
     return ImportNote(
         path.name,
-        f"contains neither {CONFIG} nor a numbered version, so it is not a model and was skipped",
+        f"skipped, because it is not a model: it contains neither {CONFIG} nor a numbered version",
         NoteSeverity.INFO,
     )
 

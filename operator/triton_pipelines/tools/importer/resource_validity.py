@@ -100,7 +100,7 @@ def _removed(
     step = finding.path.partition(".configPatch")[0]
     report.lost(
         f"{_origin(draft, finding.path, selection)}: {match[1]}",
-        f"{finding.message}; --image names a newer server",
+        f"{finding.message}; to import it, set --image to a newer release",
         step,
     )
     return True

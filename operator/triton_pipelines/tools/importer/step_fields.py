@@ -266,7 +266,7 @@ def _same_code(model: RepositoryModel, kind: str, files: FileSources, path: str)
     if text is not None and text != runtime_source(kind):
         files.report.changed(
             f"{model.name}/{model.latest}/{CODE}",
-            "differs from this release; the operator replaces it",
+            "differs from the file of this release, so the operator replaces it",
             path,
         )
 
@@ -297,8 +297,8 @@ def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
         )
         files.report.lost(
             f"{model.origin}: instance_group",
-            "a tokenizer has one instance group, because it is scaled live, but the config has"
-            f" {len(groups)} ({listed}); the first was used",
+            "a tokenizer has one instance group, because it is scaled live, but the config has "
+            f"{len(groups)} ({listed}); the first group is used",
             path,
         )
     elif len(groups) > 1:
@@ -311,7 +311,8 @@ def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
         instances["kind"] = "CPU"
         files.report.changed(
             f"{model.origin}: instance_group",
-            "has no kind: Triton would run a tokenizer on every GPU; KIND_CPU is used",
+            "kind is missing, so Triton would run a tokenizer on every GPU; KIND_CPU is used "
+            "instead",
             path,
         )
     if instances["kind"] == "CPU":

@@ -40,8 +40,8 @@ def make_required(
             item.optional = False
             report.changed(
                 f"{ensemble.origin}: input[{index}].optional",
-                f"was removed: {model} requires its input {name}, so a request without"
-                f" {item.name} would fail",
+                f"removed, because {model} requires its input {name}, so a request without "
+                f"{item.name} would fail",
                 "spec.ensemble.inputs",
             )
 

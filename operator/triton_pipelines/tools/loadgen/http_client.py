@@ -113,7 +113,7 @@ class HttpTransport:
         for connection in list(self._connections):
             connection.abort()
         while self._waiting:
-            self._waiting.popleft()[1](rejected("not sent before the end"))
+            self._waiting.popleft()[1](rejected("not sent before the end of the load"))
         await asyncio.sleep(0)  # lets transports call connection_lost
 
     # --- inside -----------------------------------------------------------------------------------
@@ -281,7 +281,11 @@ def _describe_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):  # its number is not an errno
         return f"TLS failed: {error.reason}; if the server does not use TLS, use http://HOST:PORT"
     number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number) if number and number > 0 else str(error) or "no connection in time"
+    return (
+        os.strerror(number)
+        if number and number > 0
+        else str(error) or "the connection was not established in time"
+    )
 
 
 def _reason(status: bytes, body: bytes) -> str:

@@ -179,7 +179,7 @@ class LoadRun:
             else:
                 self._record_end(
                     self._record_sent(self._next_request(), due, due),
-                    rejected(f"not sent: {pending} requests were waiting or in progress"),
+                    rejected(f"not sent, because {pending} requests were waiting or in progress"),
                 )
 
     def _backlog_seconds(self) -> float:

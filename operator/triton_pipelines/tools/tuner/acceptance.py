@@ -268,7 +268,7 @@ def _verified_rate(
             f"{met}, but the current setting did not exceed it at a rate that is 5 % lower",
         )
     if is_unrepeated:
-        return rate, f"{met}, but was not measured again"
+        return rate, f"{met}, but this was not confirmed by a second measurement"
     return rate, ""
 
 

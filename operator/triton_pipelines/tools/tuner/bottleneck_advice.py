@@ -104,8 +104,9 @@ def advise(
     if not is_model and load.share >= BUSY_SHARE:
         return BottleneckAdvice(
             Bottleneck.CPU,
-            f"CPU-bound: {load.text}, before the model is busy. Add instances of this step "
-            f"(one core each; {cores:g} available). Larger batches of the model do not help.",
+            f"CPU-bound: {load.text}, before the model is busy. Add instances of this step (one "
+            f"core each; {cores:g} cores are available). Larger batches of the model do not "
+            "help.",
         )
     if load.slowdown >= STRETCHED or (cpu_model and load.cpu >= 0.8 * cores):
         return BottleneckAdvice(
@@ -117,10 +118,10 @@ def advise(
     if not is_model:
         return BottleneckAdvice(
             Bottleneck.QUEUE,
-            f"Queue-bound: {load.text} at the highest valid rate, and no other step is "
-            "busier. The time is spent before and between the steps, because of waiting, "
-            "the pod's CPU limit, or other load on the machine. Raise the SLO or the "
-            "limit, or use an idle machine. More instances do not help.",
+            f"Queue-bound: {load.text} at the highest valid rate, and no other step is busier. "
+            "The time is spent before and between the steps: on waiting, on throttling by the "
+            "pod's CPU limit, or on other load on the machine. Raise the SLO or the limit, or "
+            "use an idle machine. More instances do not help.",
         )
     return _model_advice(pipe, load, seen.get(load.slowest.name))
 

@@ -112,9 +112,9 @@ class MeasuredServer:
                 self._first[name] = desired if is_same_config(running, desired) else running
                 if shown := setting_difference(running, desired):
                     self.notes.append(
-                        f"{name} was running with {shown} in the resource: the tuner "
-                        "measures the resource's setting as the current one, and restores "
-                        "the running setting afterwards"
+                        f"{name} was running with {shown} in the resource. The tuner measures "
+                        "the resource's setting as the current one, and restores the running "
+                        "setting afterwards"
                     )
             if cached := sorted(
                 name for name, config in self._first.items() if config.response_cache.enable

@@ -376,7 +376,7 @@ def describe(
     if best.candidate.blocker:
         text += f" {padding} is cheapest, but only predicted: {best.candidate.blocker}."
     elif refused:
-        text += f" {padding} was predicted to be cheapest and is not recommended: {refused}."
+        text += f" {padding} was predicted to be cheapest but is not recommended: {refused}."
     else:
         text += (
             f" {padding} is predicted to be cheapest, but no gain was verified for the "

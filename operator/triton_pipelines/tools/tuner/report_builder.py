@@ -224,18 +224,21 @@ def _nothing_met_message(found: TuningFindings) -> str:
     # A p99 does not contain the time that failed requests took.
     backlog = ", but with a growing backlog" if best.load.p99 <= found.latency_budget else ""
     p99 = (
-        f"the best p99 was {best.load.p99 * 1e3:.0f} ms, at {best.rate:.0f} requests/s{backlog}"
+        (
+            f"the best p99 was {best.load.p99 * 1000.0:.0f} ms, at {best.rate:.0f} "
+            f"requests/s{backlog}"
+        )
         if math.isfinite(best.load.p99)
-        else "too many requests failed for a p99"
+        else "no p99 could be computed, because too many requests failed"
     )
     return (
         f"No setting met the SLO of {found.slo * 1000.0:g} ms (latency budget "
         f"{found.latency_budget * 1000.0:g} ms). Between {_rate(min(rates))} and "
-        f"{_rate(max(rates))} requests/s {p99}. Keep the current setting ({found.current}): "
-        "no other setting was verified to meet it. Raise spec.slo.p99Milliseconds, or give "
-        "the pod the resources that the advice recommends. If this pipeline serves fewer "
-        "requests/s, measure lower rates with a thorough run (--thorough, "
-        "spec.tuning.mode: Thorough)."
+        f"{_rate(max(rates))} requests/s, {p99}. Keep the current setting ({found.current}): no "
+        "other setting was verified to meet it. Raise spec.slo.p99Milliseconds, or give the "
+        "pod the resources that the advice recommends. If this pipeline serves fewer "
+        "requests/s, measure lower rates with a thorough run (--thorough, spec.tuning.mode: "
+        "Thorough)."
     )
 
 

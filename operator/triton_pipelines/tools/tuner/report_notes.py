@@ -47,8 +47,8 @@ def load_notes(measured: Sequence[SettingMeasurement]) -> Iterator[str]:
         if load.late and one.carried and not load.ended:
             reason = "its queue was full" if load.faults else load.first_error
             yield (
-                f"{load.late} of {load.sent} requests were rejected at {point}, which sustains the"
-                f" rate but not its bursts: {reason}"
+                f"{load.late} of {load.sent} requests were rejected at {point}, which sustains "
+                f"the rate but not the bursts: {reason}"
             )
         elif load.late or load.ended:
             early = f", ended after {load.ended:.1f} s" if load.ended else ""
@@ -119,8 +119,8 @@ def _accuracy_notes(measured: Sequence[SettingMeasurement], latency_budget: floa
     ]
     if errors and max(errors) > MAX_PREDICTION_ERROR:
         yield (
-            f"predicted and measured p99 differ by up to {max(errors):.0%}: rely on the"
-            " measurements; --thorough measures more"
+            f"predicted and measured p99 differ by up to {max(errors):.0%}; rely on the "
+            "measurements, and use --thorough for more of them"
         )
     fewest = min(
         (one for one in points if len(one.load.latencies)),
@@ -130,8 +130,8 @@ def _accuracy_notes(measured: Sequence[SettingMeasurement], latency_budget: floa
     if fewest is not None and (answers := len(fewest.load.latencies)) < MIN_ANSWERS:
         seconds = math.ceil(fewest.load.seconds * MIN_ANSWERS / answers)
         yield (
-            f"a point has only {answers} responses, which is too few for a p99, so the "
-            f"actual p99 might be higher; use --seconds {seconds} for enough responses"
+            f"a point has only {answers} responses, which is too few for a p99, so the actual "
+            f"p99 might be higher; use --seconds {seconds} to get enough responses"
         )
 
 

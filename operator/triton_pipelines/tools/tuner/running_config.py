@@ -35,7 +35,7 @@ def interface_difference(running: Any, desired: Any) -> str:
         desired.HasField("ensemble_scheduling")
         and running.ensemble_scheduling != desired.ensemble_scheduling
     ):
-        return "different steps, or steps connected differently"
+        return "different steps, or with different connections between them"
     return ""
 
 

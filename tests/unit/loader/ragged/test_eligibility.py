@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         more_input("pixels", "batch", 3, "width"),
         "input pixels has an axis of variable length that does not come from the tokens",
     ),
-    "no rows": (more_input("scale", 1), "input scale has no axis of rows"),
+    "no rows": (more_input("scale", 1), "input scale has no row axis"),
     "a taken name": (
         more_input("input_ids__shape", "batch", 1),
         "the graph has a tensor input_ids__shape",
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "output text is STRING, a type that has no value to mark invalid rows",
     ),
     "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
-    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no axis of rows"),
+    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no row axis"),
     "any shape": (without_shape, "the file does not state the shape of output logits"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),

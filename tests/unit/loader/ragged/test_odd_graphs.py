@@ -178,7 +178,7 @@ def test_with_its_weights_beside_it(load: Loads) -> None:
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        (oddgraphs.default_as_output, "output given_away is an input that is passed through"),
+        (oddgraphs.default_as_output, "output given_away is an unchanged input"),
         (oddgraphs.table_without_rows, "accepts 0 IDs"),
     ],
 )

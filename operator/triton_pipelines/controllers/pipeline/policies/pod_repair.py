@@ -234,7 +234,7 @@ def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
     if probe.has_answered and probe.consecutive_hung >= HUNG_PROBES:
         return _Fault(
             "ModelHung",
-            "it completes no inference",
+            "it does not complete any inferences",
             True,
             probe.consecutive_hung >= HUNG_PROBES_ALONE,
         )

@@ -170,10 +170,10 @@ def _check(
     end = job_end(job)
     # A sidecar that a mesh injects keeps the pod running, so that the Job never completes.
     if end.get("type") == "Complete" or any(_has_loaded(pod) for pod in pods):
-        text = f"revision {revision} can be loaded; the rollout removes a serving pod"
+        text = f"the preflight of revision {revision} has passed; the rollout removes a serving pod"
         return _Check(ended=Event(False, "PreflightPassed", "Preflight", text))
     if end:
-        text = f"its Job failed: {end.get('reason', '')}: {end.get('message', '')}"
+        text = f"the Job failed: {end.get('reason', '')}: {end.get('message', '')}"
         return _Check(ended=_skipped(revision, text))
     pod = _present_pod(pods)
     gpu, nodes = pipeline.spec.server.gpu.resource_name, snapshot.nodes
@@ -183,11 +183,13 @@ def _check(
         waited = (now - unplaced).total_seconds()
         if waited < PLACEMENT_SECONDS:
             return _Check(due=PLACEMENT_SECONDS - waited)
-        why = problem.message if problem is not None else "it has no pod; see its events"
-        text = f"its pod has not been placed for {PLACEMENT_SECONDS} s: {why}"
+        why = problem.message if problem is not None else "the Job has no pod; see its events"
+        text = f"the pod could not be scheduled for {PLACEMENT_SECONDS} s: {why}"
         return _Check(ended=_skipped(revision, text))
     if problem is not None and pod is not None and _lacks_only_space(pod):
-        return _Check(ended=_skipped(revision, f"no room for its files: {problem.message}"))
+        return _Check(
+            ended=_skipped(revision, f"the volume has no space for the files: {problem.message}")
+        )
     return _by_deadline(problem, pipeline, _created(job, now), now)
 
 
@@ -200,8 +202,8 @@ def _by_deadline(
     if age < deadline:
         return _Check(problem, due=deadline - age)
     if problem is None or not problem.is_final:
-        why = problem.message if problem is not None else "its loader has not finished"
-        text = f"the preflight has not passed within {deadline} s: {why}; {ADVICE}"
+        why = problem.message if problem is not None else "the loader has not finished"
+        text = f"timed out after {deadline} s: {why}; {ADVICE}"
         problem = Problem(Reason.ROLLOUT_FAILED, text, problem.pod if problem is not None else "")
     return _Check(problem)
 

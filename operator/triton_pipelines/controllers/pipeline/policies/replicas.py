@@ -328,11 +328,11 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
         return ""
     kept = counted(number, "pod is kept", "pods are kept")
     return (
-        f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl"
-        f" scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {kept};"
-        " remove that autoscaler and set spec.replicas once by an edit or apply, or remove"
-        " spec.scaling.pods so that the autoscaler sets the number"
+        f"{manager} sets spec.replicas to {pipeline.spec.replicas} through the scale "
+        "subresource (an HPA, KEDA or kubectl scale), but spec.scaling.pods determines the "
+        f"number of pods. spec.replicas is ignored, and {kept}. Remove that autoscaler and set "
+        "spec.replicas once with an edit or apply, or remove spec.scaling.pods to let the "
+        "autoscaler set the number"
     )
 
 
@@ -369,28 +369,29 @@ def _alternation_message(
     follows = (
         "so the number of pods changes with every write"
         if bounds is None
-        else "but spec.scaling.pods owns the number, and "
+        else "but spec.scaling.pods determines the number, and "
         + counted(number, "pod is kept", "pods are kept")
     )
     return (
-        f"{alternating.alternating} overwrite each other's spec.replicas of this pipeline, "
-        f"{follows}; let only one of them write it. To keep an autoscaler, remove replicas from "
-        "the applied manifest (Git, a chart, kubectl apply); otherwise, remove the "
-        "autoscaler"
+        f"{alternating.alternating} overwrite each other's value of spec.replicas, {follows}; "
+        "let only one of them write it. To keep an autoscaler, remove replicas from the "
+        "applied manifest (Git, a chart, kubectl apply); otherwise, remove the autoscaler"
     )
 
 
 def _conflict_message(
     pipeline: InferencePipeline, others: OtherManagers, live: int, number: int, *, scale: bool
 ) -> str:
-    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if scale else "repeatedly"
-    verb = "write" if others.has_several else "writes"
     if others.has_several:
-        how = "alternately"
+        action, how = "alternately set", ""
+    elif scale:
+        action, how = "sets", " through its scale subresource (an HPA, KEDA or kubectl scale)"
+    else:
+        action, how = "repeatedly sets", ""
     return (
-        f"{others.names} {verb} the number of pods of Deployment {pipeline.name} {how}:"
-        f" {live} instead of {number}; the operator no longer changes it."
+        f"{others.names} {action} the number of pods of Deployment {pipeline.name}"
+        f" to {live} instead of {number}{how}; the operator no longer changes it."
         f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale"
-        " subresource; or remove the autoscaler and hand the number back to this pipeline:"
+        " subresource; or remove the autoscaler, and return the number to this pipeline:"
         f" kubectl scale deployment {pipeline.name} --replicas={number}"
     )

@@ -150,10 +150,10 @@ def continue_watch(
         and new.rate <= LOAD_RATIO_MAX * watch.rate
     ):
         text = (
-            f"its p99 in the server was at least {new.low:.1f} ms for {WINDOW_SECONDS:.0f} s"
-            f" at {new.rate:.0f} requests/s per pod; the p99 of revision"
-            f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f};"
-            f" spec.slo leaves {budget:g} ms"
+            f"its p99 in the server was at least {new.low:.1f} ms for {WINDOW_SECONDS:.0f} s at "
+            f"{new.rate:.0f} requests/s per pod; the p99 of revision {watch.predecessor} was at "
+            f"most {watch.before:.1f} ms at {watch.rate:.0f} requests/s per pod; spec.slo "
+            f"allows {budget:g} ms"
         )
         return SloVerdict(watch, violation=text)
     since = moment(watch.since)
@@ -201,7 +201,7 @@ def _watch_of_rollout(watch: SloGuardState, desired: str, verified: str) -> SloG
 def _summary(
     watch: SloGuardState, new: RevisionLatency | None, budget: float, latencies: Latencies
 ) -> str:
-    budget_text = f"spec.slo leaves {budget:g} ms"
+    budget_text = f"spec.slo allows {budget:g} ms"
     begin = f"revision {watch.revision} was watched for {WATCH_PERIOD.total_seconds() / 60:.0f} min"
     if new is None:
         why = (
@@ -210,12 +210,15 @@ def _summary(
         )
         return f"{begin}, and its p99 is unknown: {why}"
     summary = (
-        f"{begin}: p99 in the server at most {new.high:.1f} ms"
-        f" at {new.rate:.0f} requests/s in a pod; {budget_text}"
+        f"{begin}: its p99 in the server was at most {new.high:.1f} ms at {new.rate:.0f} "
+        f"requests/s per pod; {budget_text}"
     )
     if not watch.before:
         return (
-            f"{summary}; that of revision {watch.predecessor} before it was not known,"
-            " so nothing could be compared"
+            f"{summary}; the p99 of the previous revision {watch.predecessor} is unknown, so "
+            "the two cannot be compared"
         )
-    return f"{summary}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"
+    return (
+        f"{summary}; the p99 of the previous revision {watch.predecessor} was "
+        f"{watch.before:.1f} ms at {watch.rate:.0f} requests/s per pod"
+    )

@@ -127,10 +127,10 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
         "",
     )
     if before.request != spec.request:
-        run, reason = new, f"{spec.request!r} was requested instead"
+        run, reason = new, f"another run, {spec.request!r}, was requested"
     elif before.is_active and before.mode != mode:
         run, reason = (
-            (new, f"spec.tuning.mode is now {mode}, so the run starts again")
+            (new, f"spec.tuning.mode was changed to {mode}, so the run starts again")
             if before.has_begun
             else (replace(before, mode=mode), "")
         )
@@ -187,12 +187,12 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     if stage.is_settled and not stage.watched_until:
         return None
     run = replace(run, waiting_since=run.waiting_since or rfc3339(now))
-    wait = f"waits until revision {stage.desired} serves in all pods"
+    wait = f"waiting until all pods serve revision {stage.desired}"
     if stage.snapshot.missing_sources:
-        wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
+        wait = f"waiting for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.is_settled:
         message = (
-            f"waits until {stage.watched_until}, because a measurement could affect the "
+            f"waiting until {stage.watched_until}, because a measurement could affect the "
             f"latency of revision {stage.desired}, which is watched until then"
         )
         return TuningDecision(run, message=message)
@@ -213,7 +213,11 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         )
     if is_past(run.waiting_since, WAITING_SECONDS, now):
         return TuningDecision(
-            run.failed(f"gave up after {WAITING_SECONDS // 60} min; it {wait}; {RETRY_ADVICE}", now)
+            run.failed(
+                f"the run did not start within {WAITING_SECONDS // 60} min, because it was "
+                f"{wait}; {RETRY_ADVICE}",
+                now,
+            )
         )
     return TuningDecision(run, message=wait)
 
@@ -239,7 +243,7 @@ def _early_end(stage: Stage, run: Run) -> str:
     if stage.is_suspended:
         return "the pipeline was suspended during the run"
     if stage.desired != run.revision:
-        return f"the desired revision is now {stage.desired} instead of {run.revision}"
+        return f"the desired revision changed from {run.revision} to {stage.desired}"
     if stage.target != run.revision:
         return f"revision {run.revision} was rolled back: {stage.ready().message}"
     return _serving_pod_blocked(stage)
@@ -276,8 +280,8 @@ def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
     if run.state is not State.SUCCEEDED or desired in (run.revision, run.recommended):
         return []
     text = (
-        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision "
-        f"{run.revision}; to measure revision {desired}, set another request"
+        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision}; "
+        f"to measure revision {desired}, change this field"
     )
     return [Finding("spec.tuning.request", text, Severity.WARNING, code=FindingCode.TUNING_STALE)]
 
@@ -288,7 +292,7 @@ def _events(before: Run, tuned: TuningDecision) -> tuple[Event, ...]:
         return ()
     message = (
         after.result.get("message")
-        or f"the run measures a pod of revision {after.revision} that has no client traffic"
+        or f"the run measures a pod of revision {after.revision} without client traffic"
     )
     return (
         Event(

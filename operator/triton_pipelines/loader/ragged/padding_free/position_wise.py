@@ -26,8 +26,8 @@ class Reading(Enum):
     """How an operator on flat tensors reads one of its inputs."""
 
     FLAT = "laid out flat"
-    AS_IS = "unchanged: it is the same for all tokens"
-    SPREAD = "its row or its place for each token"
+    AS_IS = "unchanged, because it is the same for all tokens"
+    SPREAD = "the value of its row or position for each token"
 
 
 @dataclass(frozen=True)
