@@ -49,9 +49,7 @@ class QueuePolicy(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description=(
-                "Maximum time that a request waits in the queue, in microseconds. 0 means no limit."
-            ),
+            description=("Maximum wait in the queue, in microseconds. 0 means no limit."),
         ),
     ] = None
     allow_timeout_override: Annotated[

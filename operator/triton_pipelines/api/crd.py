@@ -42,7 +42,7 @@ PRINTER_COLUMNS = (
     _column(
         "Replicas",
         ".status.readyReplicas",
-        "Number of pods in which the ensemble is ready.",
+        "Pods in which the ensemble is ready.",
         "integer",
     ),
     _column(

@@ -34,8 +34,8 @@ class Ensemble(ApiModel):
         tuple[PublicOutput, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Outputs that clients receive, in this order. They can come from any "
-            "step. Default: all outputs of the last step.",
+            description="Outputs that clients receive, in this order, from any step. Default: all"
+            " outputs of the last step.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()

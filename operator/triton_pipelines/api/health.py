@@ -52,8 +52,8 @@ class Health(ApiModel):
         InferenceHealth,
         Field(
             description=(
-                "If Auto, the operator sends an example request to each ready pod. Text "
-                "pipelines have a default example. If Disabled, pods are not probed."
+                "If Auto, the operator sends an example request to each ready pod. Text pipelines"
+                " have a default example."
             )
         ),
     ] = InferenceHealth.AUTO

@@ -20,7 +20,8 @@ class Tracing(ApiModel):
         Field(
             max_length=512,
             pattern=OTLP_PATTERN,
-            description="URL of the OTLP endpoint over HTTP, such as http://collector:4318/v1/traces.",
+            description="URL of the OTLP endpoint over HTTP, such as"
+            " http://collector:4318/v1/traces.",
         ),
     ]
     sample_every: Annotated[
@@ -49,8 +50,7 @@ class Observability(ApiModel):
         Field(
             description=(
                 "Whether to create a PodMonitor for the Prometheus operator. Auto creates it "
-                "if the cluster serves this kind. Enabled also reports a warning if the "
-                "cluster does not serve it. Default: Auto."
+                "if the cluster serves this kind. Enabled warns if it does not. Default: Auto."
             )
         ),
     ] = None
@@ -68,8 +68,8 @@ class Observability(ApiModel):
         Tracing | None,
         Field(
             description=(
-                "Export of traces. Triton reads these settings only at startup, so a change "
-                "creates a new revision. Default: no traces."
+                "Export of traces. Triton reads it only at startup, so a change creates a new"
+                " revision. Default: no traces."
             )
         ),
     ] = None

@@ -33,8 +33,8 @@ class RepeatedStep(ApiModel):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name that from fields refer to. It must be a DNS label. The names tokenizer, "
-                "model, postprocess and pipeline are reserved."
+                "Name for from fields: a DNS label. The names tokenizer, model, postprocess and"
+                " pipeline are reserved."
             ),
         ),
     ]

@@ -33,7 +33,7 @@ class RolloutSpec(ApiModel):
         RolloutStrategy,
         Field(
             description=(
-                "How pods are replaced. Surge starts a new pod first, NoSurge removes one old "
+                "Surge starts a new pod first, NoSurge removes one old "
                 "pod first, and Recreate removes all old pods first. Auto tries Surge and "
                 "falls back to NoSurge if no node has capacity for another pod."
             )
@@ -43,8 +43,8 @@ class RolloutSpec(ApiModel):
         PreflightMode,
         Field(
             description=(
-                "If Auto, a Job without GPUs runs the loader's checks of a new revision before "
-                "a serving pod is removed to make room for it. If Disabled, no Job runs."
+                "If Auto, a Job without GPUs runs the loader's checks of a new revision before a"
+                " serving pod is removed to make room for it."
             )
         ),
     ] = PreflightMode.AUTO

@@ -220,8 +220,8 @@ class Scaling(ApiModel):
         PodBounds | None,
         Field(
             description=(
-                "Scales the number of pods when more instances in a pod would not help. "
-                "Replaces replicas. Default: the number of pods is not scaled."
+                "Scales the number of pods when more instances would not help. Replaces replicas."
+                " Default: no scaling."
             )
         ),
     ] = None
@@ -229,8 +229,8 @@ class Scaling(ApiModel):
         CpuResize | None,
         Field(
             description=(
-                "If InPlace and CPU is the bottleneck, the CPU limit of a pod is raised "
-                "without a restart, up to the amount that instances.max requires. Default: "
+                "If InPlace and CPU is the bottleneck, a pod's CPU limit is raised without a"
+                " restart, up to what instances.max requires. Default: "
                 "Disabled."
             )
         ),

@@ -40,9 +40,7 @@ class ScalingFigures(ApiModel):
     busy_percent: Annotated[
         Count, Field(description="Utilization of its instances in percent.")
     ] = 0
-    wait_milliseconds: Annotated[
-        Count, Field(description="Time that requests wait before this step.")
-    ] = 0
+    wait_milliseconds: Annotated[Count, Field(description="Wait before this step.")] = 0
 
 
 class ScalingStatus(ApiModel):

@@ -48,8 +48,8 @@ class SequenceControl(ApiModel):
         ControlKind,
         Field(
             description=(
-                "START and END mark the first and last request of a sequence. READY states "
-                "that the slot holds a request. CORRID is the ID of the sequence."
+                "START and END mark the first and last request of a sequence; READY, that the"
+                " slot holds a request. CORRID is the sequence's ID."
             )
         ),
     ]

@@ -118,8 +118,8 @@ class ModelCache(ApiModel):
         ObjectName,
         Field(
             description=(
-                "Name of a PersistentVolumeClaim in the pipeline's namespace. It must be "
-                "ReadWriteMany if the pods run on more than one node."
+                "Name of a PersistentVolumeClaim in the namespace. It must be ReadWriteMany if"
+                " pods run on more than one node."
             )
         ),
     ]
@@ -255,14 +255,14 @@ class ServerSpec(ApiModel):
             )
         ),
     ] = Switch.DISABLED
-    image_pull_policy: Annotated[
-        ImagePullPolicy | None, Field(description="Same as in a Pod spec.")
-    ] = None
+    image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod spec.")] = (
+        None
+    )
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],
         Field(
             max_length=16,
-            description="Same as in a Pod spec.",
+            description="As in a Pod spec.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["name"],
@@ -274,8 +274,7 @@ class ServerSpec(ApiModel):
         Field(
             description=(
                 "Service account of the pods, for workload identity. It must be default or an "
-                "account that the operator allows. Its token is not mounted into the Triton "
-                "container."
+                "account that the operator allows. Triton does not get its token."
             )
         ),
     ] = None
@@ -313,14 +312,14 @@ class ServerSpec(ApiModel):
     ] = None
     node_selector: Annotated[
         dict[LabelKey, Annotated[str, Field(max_length=63)]],
-        Field(max_length=32, description="Same as in a Pod spec."),
+        Field(max_length=32, description="As in a Pod spec."),
     ] = {}
     tolerations: Annotated[
         tuple[Passthrough, ...],
         Field(
             max_length=32,
             description=(
-                "Same as in a Pod spec. Tolerations for nvidia.com/gpu and for the GPU "
+                "As in a Pod spec. Tolerations for nvidia.com/gpu and for the GPU "
                 "resource name are always added."
             ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.TOLERATION},
@@ -328,24 +327,20 @@ class ServerSpec(ApiModel):
     ] = ()
     affinity: Annotated[
         Passthrough | None,
-        Field(description="Same as in a Pod spec.", json_schema_extra={FORM: OpenForm.AFFINITY}),
+        Field(description="As in a Pod spec.", json_schema_extra={FORM: OpenForm.AFFINITY}),
     ] = None
     topology_spread_constraints: Annotated[
         tuple[Passthrough, ...],
         Field(
             max_length=16,
             description=(
-                "Same as in a Pod spec. By default, pods are spread over nodes where possible."
+                "As in a Pod spec. By default, pods are spread over nodes where possible."
             ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
-    runtime_class_name: Annotated[
-        ObjectName | None, Field(description="Same as in a Pod spec.")
-    ] = None
-    priority_class_name: Annotated[
-        ObjectName | None, Field(description="Same as in a Pod spec.")
-    ] = None
+    runtime_class_name: Annotated[ObjectName | None, Field(description="As in a Pod spec.")] = None
+    priority_class_name: Annotated[ObjectName | None, Field(description="As in a Pod spec.")] = None
     resources: Annotated[
         Resources,
         Field(
@@ -393,8 +388,7 @@ class ServerSpec(ApiModel):
         Field(
             description=(
                 "Whether to create a PodDisruptionBudget. Auto creates none for one replica, "
-                "because it would block drains; otherwise, at most one pod can be unavailable. "
-                "Unhealthy pods can always be evicted."
+                "because it would block drains; otherwise, at most one pod can be unavailable."
             )
         ),
     ] = DisruptionBudget.AUTO

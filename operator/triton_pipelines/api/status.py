@@ -111,10 +111,8 @@ class StepStatus(ApiModel):
     ] = 0
     pods: Annotated[Count, Field(description="Number of pods that were queried.")] = 0
     reason: Annotated[Long, Field(description="Triton's reason if a model is not ready.")] = ""
-    instances: Annotated[Count, Field(description="Number of instances in each pod.")] = 0
-    desired_instances: Annotated[
-        Count, Field(description="Desired number of instances in each pod.")
-    ] = 0
+    instances: Annotated[Count, Field(description="Instances in each pod.")] = 0
+    desired_instances: Annotated[Count, Field(description="Desired instances in each pod.")] = 0
     pods_with_desired_instances: Annotated[
         Count, Field(description="Number of pods that report the desired number of instances.")
     ] = 0
@@ -135,10 +133,8 @@ class StepStatus(ApiModel):
 class TokenizerStatus(ApiModel):
     """The tokenizer's instance count, as a readable summary."""
 
-    instances: Annotated[Count, Field(description="Number of instances in each pod.")] = 0
-    desired_instances: Annotated[
-        Count, Field(description="Desired number of instances in each pod.")
-    ] = 0
+    instances: Annotated[Count, Field(description="Instances in each pod.")] = 0
+    desired_instances: Annotated[Count, Field(description="Desired instances in each pod.")] = 0
     summary: Annotated[
         Short, Field(description="Desired and maximum number of instances, such as 2/4.")
     ] = ""
@@ -192,9 +188,7 @@ class Status(ApiModel):
     revision: Annotated[Short, Field(description="Revision of the latest spec.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that serves requests.")] = ""
     replicas: Annotated[Count, Field(description="Pods.")] = 0
-    ready_replicas: Annotated[
-        Count, Field(description="Number of pods in which the ensemble is ready.")
-    ] = 0
+    ready_replicas: Annotated[Count, Field(description="Pods in which the ensemble is ready.")] = 0
     updated_replicas: Annotated[
         Count, Field(description="Number of pods of the latest revision.")
     ] = 0

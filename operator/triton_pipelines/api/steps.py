@@ -98,8 +98,8 @@ class StepFields(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Maximum number of rows per batch. 0 means no batching, and dims then include "
-                "the batch axis. Default: 64, or 0 for vllm."
+                "Maximum rows per batch. 0 means no batching: dims include the batch axis."
+                " Default: 64, or 0 for vllm."
             ),
         ),
     ] = None
@@ -131,8 +131,8 @@ class StepFields(ApiModel):
         InstanceResources | None,
         Field(
             description=(
-                "Resources of one instance of a Python step, from which the resources of the "
-                "pod are computed. Default: 100m and 256Mi, or 1 CPU and 400Mi if the step is "
+                "Resources of one instance of a Python step; the pod's are computed from them."
+                " Default: 100m and 256Mi, or 1 CPU and 400Mi if the step is "
                 "scaled."
             )
         ),
@@ -377,8 +377,8 @@ class StepSpec(StepFields):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name that from fields and the status refer to. It must be a DNS label. The "
-                "names tokenizer, model, postprocess and pipeline are reserved."
+                "Name for from fields and the status: a DNS label. The names tokenizer, model,"
+                " postprocess and pipeline are reserved."
             ),
         ),
     ]

@@ -27,7 +27,7 @@ class Tls(ApiModel):
         ObjectName,
         Field(
             description=(
-                "Name of a Secret in the pipeline's namespace with the keys tls.crt, tls.key and,"
+                "Secret in the namespace with the keys tls.crt, tls.key and,"
                 " for mode Mutual, ca.crt, as written by cert-manager. When the certificates"
                 " change, the pods are replaced."
             )

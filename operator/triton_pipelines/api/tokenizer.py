@@ -157,9 +157,9 @@ class Tokenizer(ApiModel):
         TokenizerImplementation | None,
         Field(
             description=(
-                "Implementation that runs tokenizer.json. Python (the default) uses one "
-                "process per instance. Native uses a library inside the server, without "
-                "additional processes. Both return the same results. Not allowed with type "
+                "Python (the default) uses one "
+                "process per instance. Native uses a library inside the server, without"
+                " processes. Both return the same results. Not allowed with type "
                 "Python."
             )
         ),
@@ -169,8 +169,8 @@ class Tokenizer(ApiModel):
         Field(
             description=(
                 "The file tokenizer.json, or a folder that contains it (or vocab.txt with its "
-                "configuration). Default: spec.source. For type Python, files that the code "
-                "reads; they are stored next to model.py, and there is no default."
+                "configuration). Default: spec.source. For type Python: files that the code"
+                " reads, stored next to model.py, without a default."
             )
         ),
     ] = None
@@ -197,9 +197,8 @@ class Tokenizer(ApiModel):
         Truncation,
         Field(
             description=(
-                "What happens to rows that are too long. LongestFirst truncates the text (the "
-                "longer text of a pair), OnlyFirst and OnlySecond truncate that text of a "
-                "pair, and Refuse rejects the request with an error."
+                "LongestFirst truncates the text (of a pair, the longer one), OnlyFirst and"
+                " OnlySecond truncate that text of a pair, and Refuse rejects the request."
             )
         ),
     ] = Truncation.LONGEST_FIRST
@@ -210,7 +209,7 @@ class Tokenizer(ApiModel):
         Padding | None,
         Field(
             description=(
-                "Padding mode. Ragged keeps the length of each request; Fixed pads to "
+                "Ragged keeps the length of each request; Fixed pads to "
                 "maxLength, Bucketed to the next bucket, and Longest to the longest row in the "
                 "tokenizer's batch. Auto (the default) chooses a mode."
             )
@@ -234,8 +233,8 @@ class Tokenizer(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Maximum number of rows per batch. 0 means no batching, and clients then send "
-                "texts of shape [n]. Default: the model's value."
+                "Maximum rows per batch. 0 means no batching: clients send texts of shape [n]."
+                " Default: the model's value."
             ),
         ),
     ] = None

@@ -35,8 +35,8 @@ class Tuning(ApiModel):
         TuningMode | None,
         Field(
             description=(
-                "Quick takes less than 3 minutes. Thorough measures longer and repeats each "
-                "measurement. Default: Quick."
+                "Quick takes under 3 minutes. Thorough measures longer and repeatedly. Default:"
+                " Quick."
             )
         ),
     ] = None

@@ -29,11 +29,7 @@ class VerifiedPaddingStatus(ApiModel):
     reason: Annotated[Short, Field(description="Gain that was verified on the server.")] = ""
     request: Annotated[
         Short,
-        Field(
-            description=(
-                "Value of spec.tuning.request for the tuning run that verified this padding."
-            )
-        ),
+        Field(description=("spec.tuning.request of the tuning run that verified this padding.")),
     ] = ""
     time: Annotated[
         str | None,
@@ -47,7 +43,7 @@ class VerifiedPaddingStatus(ApiModel):
         Short,
         Field(
             description=(
-                "Reason why this padding was reverted. It is not used again until another run "
+                "Why this padding was reverted. It is not used again until another run "
                 "verifies it. Empty if it was not reverted."
             )
         ),
@@ -95,12 +91,7 @@ class TuningPoint(ApiModel):
     ] = 0
     tokenizer_instances: Annotated[
         Count,
-        Field(
-            description=(
-                "Number of instances of the tokenizer in the measured pod. 0 means that there is "
-                "no tokenizer."
-            )
-        ),
+        Field(description=("Tokenizer instances in the measured pod. 0: there is no tokenizer.")),
     ] = 0
     padding: Annotated[
         Short,
@@ -118,7 +109,7 @@ class TuningPoint(ApiModel):
         Count,
         Field(
             description=(
-                "Measured p99 latency. Omitted if more than 1 % of the requests received no "
+                "Measured p99 latency. Omitted if more than one request in a hundred got no "
                 "response."
             )
         ),

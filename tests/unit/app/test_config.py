@@ -82,7 +82,7 @@ def test_variables_fill_in_and_options_win() -> None:
         ),
         (
             {"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]},
-            ["--substitute-runner", "tensorrt_plan", "supported are onnxruntime_onnx"],
+            ["--substitute-runner", "tensorrt_plan", "use one of: onnxruntime_onnx"],
         ),
         ({"pod_template": "maybe"}, ["--pod-template", "'allow', 'restricted' or 'forbid'"]),
         (

@@ -182,7 +182,7 @@ async def test_more_than_is_bounded_fails_unsent() -> None:
     async with kserve(lambda _: (0.4, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
     assert stand.most_under_way <= 5
-    assert result.errors == (rejected("not sent: 5 requests were waiting or in progress"),)
+    assert result.errors == (rejected("not sent, because 5 requests were waiting or in progress"),)
 
 
 async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:

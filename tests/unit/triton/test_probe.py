@@ -49,25 +49,40 @@ def ones(*shape: int) -> Array:
             {"SCORE": np.array([[1], [-np.inf]], np.float32), "LABEL": LABELS},
             "output SCORE contains infinity",
         ),
-        ({"SCORE": ones(1, 1), "LABEL": LABELS}, "output SCORE has 1 rows for 2 rows of input"),
-        ({"SCORE": ones(3, 1), "LABEL": LABELS}, "output SCORE has 3 rows for 2 rows of input"),
+        ({"SCORE": ones(1, 1), "LABEL": LABELS}, "output SCORE has 1 rows, but the input has 2"),
+        ({"SCORE": ones(3, 1), "LABEL": LABELS}, "output SCORE has 3 rows, but the input has 2"),
         ({"SCORE": ones(2, 0), "LABEL": LABELS}, "output SCORE is empty: shape [2, 0]"),
-        ({"SCORE": np.ones((2, 1)), "LABEL": LABELS}, "output SCORE is FP64, declared FP32"),
+        (
+            {"SCORE": np.ones((2, 1)), "LABEL": LABELS},
+            "output SCORE is FP64, but is declared as FP32",
+        ),
         (
             {"SCORE": np.ones((2, 1), np.int64), "LABEL": LABELS},
-            "output SCORE is INT64, declared FP32",
+            "output SCORE is INT64, but is declared as FP32",
         ),
-        ({"SCORE": texts("a", "b"), "LABEL": LABELS}, "output SCORE is STRING, declared FP32"),
-        ({"SCORE": ones(2, 1), "LABEL": ones(2, 1)}, "output LABEL is FP32, declared STRING"),
-        ({"SCORE": ones(2), "LABEL": LABELS}, "output SCORE has shape [2], declared [-1, 1]"),
+        (
+            {"SCORE": texts("a", "b"), "LABEL": LABELS},
+            "output SCORE is STRING, but is declared as FP32",
+        ),
+        (
+            {"SCORE": ones(2, 1), "LABEL": ones(2, 1)},
+            "output LABEL is FP32, but is declared as STRING",
+        ),
+        (
+            {"SCORE": ones(2), "LABEL": LABELS},
+            "output SCORE has shape [2], but is declared as [-1, 1]",
+        ),
         (
             {"SCORE": ones(2, 1, 1), "LABEL": LABELS},
-            "output SCORE has shape [2, 1, 1], declared [-1, 1]",
+            "output SCORE has shape [2, 1, 1], but is declared as [-1, 1]",
         ),
-        ({"SCORE": ones(2, 4), "LABEL": LABELS}, "output SCORE has shape [2, 4], declared [-1, 1]"),
+        (
+            {"SCORE": ones(2, 4), "LABEL": LABELS},
+            "output SCORE has shape [2, 4], but is declared as [-1, 1]",
+        ),
         (
             {"SCORE": np.array(1, np.float32), "LABEL": LABELS},
-            "output SCORE has shape [], declared [-1, 1]",
+            "output SCORE has shape [], but is declared as [-1, 1]",
         ),
     ],
 )
@@ -114,7 +129,7 @@ def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() 
     assert fault_text(CONFIG, asked, {"SCORE": ones(7)}) is None
     assert (
         fault_text(CONFIG, asked, {"SCORE": np.ones((1, 1))})
-        == "output SCORE is FP64, declared FP32"
+        == "output SCORE is FP64, but is declared as FP32"
     )
     assert (
         fault_text(CONFIG, asked, {"SCORE": np.array([[np.nan]], np.float32)})
@@ -150,11 +165,11 @@ def test_a_shape_without_a_fixed_size_is_no_error() -> None:
     )
     assert (
         fault_text(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))})
-        == "output cum_log_probs is FP64, declared FP32"
+        == "output cum_log_probs is FP64, but is declared as FP32"
     )
     assert (
         fault_text(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)})
-        == "output cum_log_probs has 2 rows for 1 rows of input"
+        == "output cum_log_probs has 2 rows, but the input has 1"
     )
 
 
@@ -219,7 +234,7 @@ def test_rows_are_free_without_batching() -> None:
     assert fault_text(config, ASKED, {"SCORE": ones(7, 1), "LABEL": LABELS}) is None
     assert (
         fault_text(config, ASKED, {"SCORE": ones(7, 2), "LABEL": LABELS})
-        == "output SCORE has shape [7, 2], declared [-1, 1]"
+        == "output SCORE has shape [7, 2], but is declared as [-1, 1]"
     )
 
 
@@ -452,7 +467,7 @@ PLACEHOLDERS = {
         pytest.param(
             {"two": TakesOne.one},
             [2],
-            "output SCORE has 1 rows for 2 rows of input",
+            "output SCORE has 1 rows, but the input has 2",
             id="answers the first row alone",
         ),
     ],
