@@ -128,7 +128,7 @@ def test_a_browser_shows_the_page_without_complaints(cluster: Cluster, tmp_path:
 def test_a_missing_config_map_is_named_on_the_page(cluster: Cluster, tmp_path: Path) -> None:
     cluster.client.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{cluster.config_map}")
     html = report(cluster, tmp_path / "page.html")
-    assert f"The rendered configuration (ConfigMap {cluster.config_map}) was not read" in html
+    assert f"The rendered configuration (ConfigMap {cluster.config_map}) could not be read" in html
     assert "No rendered files were read." in html
 
 
