@@ -16,13 +16,6 @@ import pytest
 
 from e2e.local import api
 from hack import chart
-from tests.integration.reconcile.test_rights import (
-    ACCOUNTS,
-    RBAC,
-    everything_it_does,
-    gone,
-    rights_of_the_chart,
-)
 from tests.support import builders
 from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
@@ -36,6 +29,13 @@ from tests.support.operators import (
     operator,
     repeated,
     serve_pods,
+)
+from tests.support.permissions import (
+    ACCOUNTS,
+    RBAC,
+    everything_it_does,
+    gone,
+    rights_of_the_chart,
 )
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, SECRETS, SERVICES

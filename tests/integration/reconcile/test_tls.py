@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from e2e.local import api
-from tests.integration.reconcile.test_rights import rights_of_the_chart
 from tests.support import builders
 from tests.support.certificates import Authority
 from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
 from tests.support.operators import apply_any, eventually, operator
+from tests.support.permissions import rights_of_the_chart
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, SECRETS

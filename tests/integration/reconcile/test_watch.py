@@ -153,7 +153,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
         said = ready_of(status)["message"]
         assert "150.0 ms" in said
         assert "at most 30.0 ms" in said
-        assert "spec.slo leaves 95 ms" in said
+        assert "spec.slo allows 95 ms" in said
         await eventually(
             "the old revision alone serves",
             lambda: serving(admin, namespace, old),

@@ -289,14 +289,14 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
     [
         pytest.param(
             pipeline("scored", FIRST_ROW, [TEXT], [SCORE]),
-            "output SCORE has 1 rows for 2 rows of input (produced by spec.model: step model"
+            "output SCORE has 1 rows, but the input has 2 (produced by spec.model: step model"
             " declares its output as SCORE FP32[1], and must return exactly that)",
             id="of every request the first row alone",
         ),
         pytest.param(
             pipeline("raw", DOUBLES, [TEXT], [RAW]),
-            "output RAW is FP64, declared FP32 (produced by spec.model: step model declares its"
-            " output as RAW FP32[2], and must return exactly that)",
+            "output RAW is FP64, but is declared as FP32 (produced by spec.model: step model"
+            " declares its output as RAW FP32[2], and must return exactly that)",
             id="another type, read by clients",
         ),
         pytest.param(

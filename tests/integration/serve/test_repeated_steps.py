@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,11 @@ def test_each_call_of_a_model_reads_its_own_tensors(tmp_path: Path) -> None:
     with serving(resource(), tmp_path) as (running, _):
         base = running.model_url.partition("/v2/")[0]
         with httpx.Client(base_url=base, timeout=30) as http:
-            before = _executed(http)
+            # The check of `serve` sends the example request, once and after the start.
+            deadline = time.monotonic() + 30
+            while (before := _executed(http)) < 6:
+                assert time.monotonic() < deadline, "serve did not send its example request"
+                time.sleep(0.05)
             body = {
                 "inputs": [
                     {"name": "LEFT", "datatype": "BYTES", "shape": [2, 1], "data": ["ab", "cd"]},
