@@ -15,7 +15,7 @@ import yaml
 
 from e2e.local import api, binaries
 from hack import chart
-from hack.compatibility import DEVICE_CLAIMS_SINCE, RESIZE_SINCE
+from hack.compatibility import DEVICE_CLAIMS_SINCE, RESIZE_SINCE, minor
 from tests.corpus import Sample, bad, good
 from tests.support.causes import causes_of
 from tests.support.controlplane import ControlPlane
@@ -40,12 +40,6 @@ SAMPLE = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_te
 NAME = SAMPLE["metadata"]["name"]
 DEVICE_CLAIMS = "mig-dra"
 """The golden file with a ResourceClaim of Dynamic Resource Allocation."""
-
-
-def minor_of(version: str) -> tuple[int, int]:
-    """Return the minor version, such as (1, 30)."""
-    major, minor, _ = (int(part) for part in version.split("."))
-    return major, minor
 
 
 @pytest.fixture(
@@ -144,7 +138,7 @@ def rendered(case: str) -> Iterator[dict[str, Any]]:
 
 
 def test_every_rendered_object_is_accepted(connection: httpx.Client, version: str) -> None:
-    claims = minor_of(version) >= DEVICE_CLAIMS_SINCE
+    claims = minor(version) >= DEVICE_CLAIMS_SINCE
     assert DEVICE_CLAIMS in CASES
     for case in CASES:
         if case == DEVICE_CLAIMS and not claims:
@@ -214,7 +208,7 @@ def test_pods_can_be_resized_since_the_documented_version(
     connection: httpx.Client, version: str
 ) -> None:
     served = {one["name"] for one in connection.get("/api/v1").json()["resources"]}
-    assert ("pods/resize" in served) == (minor_of(version) >= RESIZE_SINCE)
+    assert ("pods/resize" in served) == (minor(version) >= RESIZE_SINCE)
 
 
 def test_the_policies_of_the_chart_are_valid(connection: httpx.Client) -> None:
