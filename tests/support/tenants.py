@@ -14,6 +14,7 @@ from tests.support.faultproxy import FaultProxy
 from tests.support.operators import Running, apply_any, eventually, operator
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
+from triton_pipelines.cluster.work_queue import BUG
 
 
 class Tenants:
@@ -48,8 +49,7 @@ class Tenants:
 
     def errors(self) -> float:
         """Return the number of reconciles that ended with an unexpected error."""
-        counts = self.running.samples("reconciles_total")
-        return sum(count for labels, count in counts.items() if ("outcome", "bug") in labels)
+        return self.running.samples("reconciles_total").get((("result", BUG.name),), 0.0)
 
 
 @dataclass(frozen=True)
