@@ -42,6 +42,9 @@ OUT = ROOT / "out" / "demo"
 TOOL = Path(sys.executable).with_name("tritonpipe")
 SAMPLE = ROOT / "manifests" / "samples" / "sentiment.yaml"
 CLUSTER = "demo"
+AnyCluster = Cluster | KindCluster
+CLUSTERS: dict[str, type[AnyCluster]] = {kind.__name__: kind for kind in (Cluster, KindCluster)}
+"""By the name that the process which builds the cluster gets."""
 TEXTS = (
     "What a wonderful evening, I enjoyed every minute.",
     "The food was cold and nobody cared.",
@@ -58,23 +61,24 @@ def main() -> int:
     began = time.monotonic()
     figures: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    obstacle = _obstacle()
+    cluster, obstacle = _choose_cluster()
     try:
         with contextlib.ExitStack() as stack:
-            building = None if obstacle else stack.enter_context(_cluster_build())
+            building = stack.enter_context(_cluster_build(cluster)) if cluster else None
             figures.append(_serve(began))
-            if building is None:
+            if cluster is None or building is None:
                 console.print(f"skipping the part on a cluster: {obstacle}")
             else:
                 _wait_for(building)
-                figures += _on_cluster()
+                figures += _on_cluster(cluster)
     except (DemoError, AssertionError, subprocess.SubprocessError, OSError) as error:
         console.print(f"[red]the demo failed:[/red] {error}", markup=True)
         console.print(f"logs: {OUT.relative_to(ROOT)}/", markup=False)
         return 1
     finally:
-        if not obstacle and os.environ.get("KEEP") != "1":
-            _remove_cluster()
+        if cluster and os.environ.get("KEEP") != "1":
+            say("Cleaning up: removing the cluster")
+            cluster.down()
     console.print(
         f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green]"
         f" {' · '.join(figures)}",
@@ -83,16 +87,17 @@ def main() -> int:
     return 0
 
 
-def _obstacle() -> str:
-    """Return why no cluster can be started, or an empty string."""
-    return "" if _uses_kind() else _no_local_cluster()
+def _choose_cluster() -> tuple[AnyCluster | None, str]:
+    """Return the cluster of the demo, or why none can be started.
 
-
-def _uses_kind() -> bool:
-    """Return whether the demo runs on kind: on request, or if only Docker is available."""
+    It is kind on request, or if a local node cannot run here and Docker is available.
+    """
+    obstacle = _no_local_cluster()
     if os.environ.get("CLUSTER") == "kind":
-        return True
-    return bool(_no_local_cluster()) and docker_is_available()
+        obstacle = "CLUSTER=kind needs Docker, and `docker info` fails"
+    elif not obstacle:
+        return Cluster(CLUSTER), ""
+    return (KindCluster(CLUSTER), "") if docker_is_available() else (None, obstacle)
 
 
 def _no_local_cluster() -> str:
@@ -168,11 +173,11 @@ def _check(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
+def _cluster_build(cluster: AnyCluster) -> Iterator[subprocess.Popen[bytes]]:
     """Build the cluster at low priority while the first part runs."""
     with (OUT / "cluster.log").open("w") as output:
         building = subprocess.Popen(
-            ["nice", sys.executable, "-m", "e2e.demo", "--cluster"],
+            ["nice", sys.executable, "-m", "e2e.demo", "--cluster", type(cluster).__name__],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -186,19 +191,13 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
             building.wait(60)
 
 
-def _build_cluster() -> None:
-    if _uses_kind():
-        binaries.path_of("helm")
-        KindCluster(CLUSTER).up()
-        return
+def _build_cluster(cluster: AnyCluster) -> None:
     binaries.path_of("helm")  # needed right after
+    if isinstance(cluster, KindCluster):
+        cluster.up()
+        return
     packages.install(packages.PROMETHEUS)
-    Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
-
-
-def _remove_cluster() -> None:
-    say("Cleaning up: removing the cluster")
-    (KindCluster(CLUSTER) if _uses_kind() else Cluster(CLUSTER)).down()
+    cluster.up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
 
 
 def _wait_for(building: subprocess.Popen[bytes]) -> None:
@@ -223,8 +222,7 @@ def _wait_for(building: subprocess.Popen[bytes]) -> None:
         raise DemoError(f"the cluster could not be built (exit code {building.returncode})")
 
 
-def _on_cluster() -> list[str]:
-    cluster = KindCluster(CLUSTER) if _uses_kind() else Cluster(CLUSTER)
+def _on_cluster(cluster: AnyCluster) -> list[str]:
     kube = Kube(cluster.kubeconfig, cluster.context)
     say("3. The operator, installed from the chart")
     made = Installation(kube, Images.of(os.environ))
@@ -243,7 +241,7 @@ def _on_cluster() -> list[str]:
 
 
 def _shown(
-    kube: Kube, made: Installation, cluster: Cluster | KindCluster, scraping: Scraper | None
+    kube: Kube, made: Installation, cluster: AnyCluster, scraping: Scraper | None
 ) -> list[str]:
     made.install({"prometheus": {"url": scraping.url}} if scraping else {})
     console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
@@ -370,7 +368,7 @@ def _continuous_requests(url: str) -> Iterator[_RequestCounts]:
 
 
 if __name__ == "__main__":
-    if "--cluster" in sys.argv[1:]:
-        _build_cluster()
+    if sys.argv[1:2] == ["--cluster"]:
+        _build_cluster(CLUSTERS[sys.argv[2]](CLUSTER))
     else:
         sys.exit(main())

@@ -5,6 +5,7 @@ No Docker is needed: the commands are compared, or run by stand-ins that record 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from e2e import demo
 from e2e.local import kind
+from e2e.local.cluster import Cluster
 from e2e.local.images import OPERATOR_IMAGE, SAMPLES_IMAGE, TRITON_IMAGE
 from e2e.local.kind import KindCluster, docker_is_available
 
@@ -42,28 +44,44 @@ def test_docker_must_reach_its_daemon(program: Program, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "local", "docker", "uses"),
+    ("requested", "local", "docker", "chosen", "obstacle"),
     [
-        ({}, "", True, False),
-        ({}, "needs root", True, True),
-        ({}, "needs root", False, False),
-        ({"CLUSTER": "kind"}, "", True, True),
+        ("", "", True, Cluster, ""),
+        ("", "needs root", True, KindCluster, ""),
+        ("", "needs root", False, None, "needs root"),
+        ("kind", "", True, KindCluster, ""),
+        ("kind", "", False, None, "CLUSTER=kind needs Docker, and `docker info` fails"),
     ],
 )
 def test_the_local_cluster_is_preferred(
-    environment: dict[str, str],
+    requested: str,
     local: str,
     docker: bool,
-    uses: bool,
+    chosen: type[demo.AnyCluster] | None,
+    obstacle: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("CLUSTER", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CLUSTER", requested)
     monkeypatch.setattr(demo, "_no_local_cluster", lambda: local)
     monkeypatch.setattr(demo, "docker_is_available", lambda: docker)
-    assert demo._uses_kind() is uses
-    assert demo._obstacle() == ("" if uses else local)
+    cluster, reported = demo._choose_cluster()
+    assert (type(cluster) if cluster else None, reported) == (chosen, obstacle)
+
+
+def test_the_cluster_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker that fails during the demo does not change which cluster is removed."""
+    answers, removed = iter([True]), list[KindCluster]()
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("CLUSTER", "kind")
+    monkeypatch.delenv("KEEP", raising=False)
+    monkeypatch.setattr(demo, "docker_is_available", lambda: next(answers))
+    monkeypatch.setattr(demo, "_cluster_build", contextlib.nullcontext)
+    monkeypatch.setattr(demo, "_serve", lambda began: "")
+    monkeypatch.setattr(demo, "_wait_for", lambda building: None)
+    monkeypatch.setattr(demo, "_on_cluster", lambda cluster: [str(cluster)])
+    monkeypatch.setattr(KindCluster, "down", lambda cluster: removed.append(cluster))
+    assert demo.main() == 0
+    assert removed == [KindCluster(demo.CLUSTER)]
 
 
 def test_the_commands_build_create_load_and_offer_gpus() -> None:
