@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Played:
     seconds: Sequence[Second]
     response: Response
     p99: Sequence[float | None]
+    errors: Counter[str]
+    """How many requests failed with each error text."""
 
 
 async def play(
@@ -56,4 +59,5 @@ async def play(
         seconds,
         response,
         p99_by_second(answers, began, int(sum(phase.seconds for phase in phases))),
+        Counter(answer.error for answer in answers if answer.error),
     )
