@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,14 +62,9 @@ class Line:
     """Seconds since the previous line."""
 
 
-def run(command: str, *, until: str | None = None) -> Iterator[Line | subprocess.Popen[str]]:
-    """Yield a command and its output; the running process at the end if ``until`` was printed.
-
-    Raises:
-        RuntimeError: the process ended without printing ``until``.
-    """
-    suffix = " &" if until else ""
-    yield Line(f"\x1b[1;32m$\x1b[0m \x1b[1m{command}{suffix}\x1b[0m", TYPED_SECONDS)
+@contextmanager
+def started(command: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; end it when the context ends."""
     process = subprocess.Popen(
         ["bash", "-c", f"exec {command}"],
         cwd=FOLDER,
@@ -82,6 +77,20 @@ def run(command: str, *, until: str | None = None) -> Iterator[Line | subprocess
         stderr=subprocess.STDOUT,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+
+
+def output(process: subprocess.Popen[str], until: str | None) -> Iterator[Line]:
+    """Yield what a process prints until it ends, or up to the line that contains ``until``.
+
+    Raises:
+        RuntimeError: the process ended without printing ``until``.
+    """
     assert process.stdout is not None
     last = time.monotonic()
     for line in process.stdout:
@@ -89,32 +98,26 @@ def run(command: str, *, until: str | None = None) -> Iterator[Line | subprocess
         yield Line(line.rstrip("\n"), min(now - last, LONGEST_WAIT))
         last = now
         if until and until in line:
-            yield process
             return
     process.wait()
     if until:
-        raise RuntimeError(f"{command} ended early")
+        raise RuntimeError(f"{process.args!r} ended early")
 
 
 def record() -> list[Line]:
     """Run the session; return the lines of the terminal."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    for name in FILES:
-        shutil.copyfile(tree.build() / name, FOLDER / Path(name).name)
     lines: list[Line] = []
-    serving: list[subprocess.Popen[str]] = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, FOLDER, ignore_errors=True)
+        for name in FILES:
+            shutil.copyfile(tree.build() / name, FOLDER / Path(name).name)
         for command in SESSION:
-            for item in run(command, until=READY if command == SERVE else None):
-                lines.append(item) if isinstance(item, Line) else serving.append(item)
-            lines.append(Line("", 0.0))
-    finally:
-        for process in serving:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-        shutil.rmtree(FOLDER, ignore_errors=True)
+            until, suffix = (READY, " &") if command == SERVE else (None, "")
+            prompt = f"\x1b[1;32m$\x1b[0m \x1b[1m{command}{suffix}\x1b[0m"
+            process = stack.enter_context(started(command))
+            lines += [Line(prompt, TYPED_SECONDS), *output(process, until), Line("", 0.0)]
     return lines
 
 
