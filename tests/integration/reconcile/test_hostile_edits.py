@@ -6,7 +6,9 @@ What is edited is corrected or ignored. Nothing else changes, and no other names
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -145,39 +147,52 @@ async def test_a_user_who_edits_all_the_time_delays_no_other_namespace(place: Pl
                 name,
                 lambda name=name: tenants.is_applied(tenants.hostile, name),  # type: ignore[misc]
             )
-        counter = 0
+        before = {name: await edited_fields(tenants, name) for name in created}
+        edits: Counter[tuple[str, str]] = Counter()
+        rounds = itertools.count(1)
 
         async def edit() -> None:
-            nonlocal counter
-            counter += 1
-            await asyncio.gather(
-                *(edited(tenants, name, counter) for name in created), return_exceptions=True
-            )
+            number = next(rounds)
+            await asyncio.gather(*(edit_all(tenants, name, number, edits) for name in created))
 
         async with repeated(edit, every=0.01):
             for number in range(5):
                 await tenants.others_are_served(f"while-{number}")
-        assert counter > 5
+        kinds = (INFERENCE_PIPELINES, SERVICES, DEPLOYMENTS)
+        expected = {(resource.kind, name) for resource in kinds for name in created}
+        assert {key for key, count in edits.items() if count > 5} == expected, edits
         assert tenants.errors() == 0
-        await eventually("the corrections", lambda: are_corrected(tenants, created))
+        await eventually("the corrections", lambda: are_corrected(tenants, before))
 
 
-async def edited(tenants: Tenants, name: str, counter: int) -> None:
-    """Edit the status, the Service and the Deployment of a pipeline."""
+async def edit_all(
+    tenants: Tenants, name: str, counter: int, edits: Counter[tuple[str, str]]
+) -> None:
+    """Edit the status, the Service and the Deployment of a pipeline; count each edit."""
     condition = {"type": "Ready", "status": "True", "reason": f"Forged{counter}", "message": ""}
     condition["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    edits: list[tuple[Resource, Object, str | None]] = [
+    bodies: list[tuple[Resource, Object, str | None]] = [
         (INFERENCE_PIPELINES, {"status": {"conditions": [condition]}}, "status"),
-        (SERVICES, {"spec": {"selector": {"forged": str(counter)}}}, None),
-        (DEPLOYMENTS, {"spec": {"replicas": counter % 7}}, None),
+        (SERVICES, {"spec": {"selector": {names.LABEL_PIPELINE: f"forged-{counter}"}}}, None),
+        (DEPLOYMENTS, {"spec": {"replicas": 2 + counter % 7}}, None),
     ]
-    for resource, body, subresource in edits:
+    for resource, body, subresource in bodies:
         await patch(tenants.admin, resource, tenants.hostile, name, body, subresource)
+        edits[resource.kind, name] += 1
 
 
-async def are_corrected(tenants: Tenants, created: list[str]) -> bool:
-    for name in created:
+async def edited_fields(tenants: Tenants, name: str) -> tuple[Object, int]:
+    """Return the selector of a pipeline's Service and the replicas of its Deployment."""
+    service: Any = await tenants.admin.get(SERVICES, tenants.hostile, name)
+    deployment: Any = await tenants.admin.get(DEPLOYMENTS, tenants.hostile, name)
+    return service["spec"]["selector"], deployment["spec"]["replicas"]
+
+
+async def are_corrected(tenants: Tenants, before: dict[str, tuple[Object, int]]) -> bool:
+    for name, fields in before.items():
         found: Any = await tenants.admin.get(INFERENCE_PIPELINES, tenants.hostile, name)
         if "Forged" in json.dumps(found["status"]):
+            return False
+        if await edited_fields(tenants, name) != fields:
             return False
     return True
