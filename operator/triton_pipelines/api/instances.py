@@ -315,7 +315,7 @@ class ModelInstances(PlacedStepCopies):
             max_length=MAX_GROUPS,
             description=(
                 "Instance groups with fixed counts, such as two instances on one GPU and one "
-                "on another, or one group for each TensorRT profile. Cannot be combined with "
+                "on another. Cannot be combined with "
                 "other fields of instances."
             ),
             json_schema_extra=ATOMIC,

@@ -214,8 +214,7 @@ class TokenLengths(ApiModel):
             description=(
                 "Optimization profiles of a TensorRT plan, in order. Replaces min and max. "
                 "Every padded length must fit a profile in instances.profiles (default: the "
-                "first profile) with up to maxBatchSize rows. Buckets default to the maximum "
-                "lengths of the profiles."
+                "first profile) with up to maxBatchSize rows."
             ),
             json_schema_extra=ATOMIC,
         ),

@@ -200,7 +200,7 @@ class Scaling(ApiModel):
         ScalingFallback,
         Field(
             description=(
-                "Behavior without metrics. RecentMax raises the count to the highest of the "
+                "RecentMax raises the count to the highest of the "
                 "last 15 minutes, Initial raises it to the initial count, and Hold keeps it."
             )
         ),

@@ -250,8 +250,7 @@ class ServerSpec(ApiModel):
         Field(
             description=(
                 "If Enabled, Triton completes model configurations from the model files, which "
-                "some backends require. Steps are then not scaled live, because every change "
-                "would reload the model."
+                "some backends require. Steps are then not scaled live."
             )
         ),
     ] = Switch.DISABLED

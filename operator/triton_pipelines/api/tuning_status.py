@@ -39,7 +39,7 @@ class VerifiedPaddingStatus(ApiModel):
             json_schema_extra={"format": "date-time"},
         ),
     ] = None
-    barred: Annotated[
+    revert_reason: Annotated[
         Short,
         Field(
             description=(

@@ -60,7 +60,7 @@ SPECS: dict[str, dict[str, Any]] = {
 CHOICES = {
     "none": None,
     "good": VerifiedPadding(Padding.BUCKETED, (32, 128), "the measured mode is faster."),
-    "barred": VerifiedPadding(Padding.BUCKETED, (64,), "it was", rejection="slow"),
+    "reverted": VerifiedPadding(Padding.BUCKETED, (64,), "it was", revert_reason="slow"),
 }
 MEASURED = st.sampled_from(list(CHOICES))
 
@@ -370,8 +370,8 @@ def _cases() -> dict[str, tuple[Snapshot, Snapshot]]:
     """Two sights of one pipeline that differ in one thing alone, and come to two results."""
     none = PipelineState()
     wanted = PipelineState(RevisionState(generation=1, desired="0123456789"))
-    barred = data({fingerprint("plan", {}): CHOICES["barred"]})  # type: ignore[dict-item]
-    rules = replace(CHOICES["barred"], rejection="")  # type: ignore[type-var]
+    reverted = data({fingerprint("plan", {}): CHOICES["reverted"]})  # type: ignore[dict-item]
+    rules = replace(CHOICES["reverted"], revert_reason="")  # type: ignore[type-var]
     made = resolve(_seen(data({fingerprint("plan", {}): rules}), none), OPTIONS)  # type: ignore[dict-item]
     assert isinstance(made, CompiledPipeline)
     back = PipelineState(
@@ -396,7 +396,7 @@ def _cases() -> dict[str, tuple[Snapshot, Snapshot]]:
             _seen({}, none, spec="adapted"),
             _seen({}, none, spec="adapted", pods=_pods(adapted.revision.name)),
         ),
-        "failed": (_seen(barred, none), _seen(barred, back)),
+        "failed": (_seen(reverted, none), _seen(reverted, back)),
     }
 
 

@@ -38,7 +38,7 @@ def waiting() -> Tuning:
     return run(world_of(), BOTH).settle()
 
 
-def barred() -> Tuning:
+def reverted() -> Tuning:
     world = run(world_of(rollout={"strategy": "Surge"}), PADDING)
     world.step()
     world.verdicts[world.deployed] = BAD
@@ -73,7 +73,7 @@ BEGUN = (
             ),
         ),
         (
-            barred,
+            reverted,
             "Fixed",
             BEGUN,
             "Bucketed 32, 128, which tuning run 'monday' measured, was reverted: pod ",
@@ -101,7 +101,7 @@ def test_the_status_and_explain_say_it(
     [
         measured,
         waiting,
-        barred,
+        reverted,
     ],
 )
 def test_the_run_says_what_becomes_of_its_padding(
@@ -117,7 +117,7 @@ def test_the_run_says_what_becomes_of_its_padding(
         BUCKETED["buckets"],
         "monday",
     )
-    assert ("barred" in entry) is (made is barred)
+    assert ("revertReason" in entry) is (made is reverted)
 
 
 def test_without_tokens_there_is_nothing_to_say() -> None:

@@ -438,7 +438,7 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["mode", "buckets", "said", "request", "at", "barred"]),
+        st.sampled_from(["mode", "buckets", "said", "request", "at", "revertReason"]),
         st.none() | st.text() | st.lists(st.integers() | st.booleans()),
     )
 )

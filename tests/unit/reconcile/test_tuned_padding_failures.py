@@ -50,7 +50,7 @@ def taken_back(world: Tuning) -> list[str]:
     ]
 
 
-def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
+def assert_reverted(world: Tuning, first: str, taken: str, why: str) -> None:
     """Assert that the first revision serves and that the choice is rejected for good.
 
     The status and one event give the reason ``why``, and nothing tries the choice again.
@@ -63,7 +63,7 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
     (note,) = taken_back(world)
     assert why in note
     (entry,) = world.status["padding"]["measured"]
-    assert why in entry["barred"]
+    assert why in entry["revertReason"]
     assert (
         " Auto has since reverted padding Bucketed 32, 128: " in world.status["tuning"]["message"]
     )
@@ -88,7 +88,7 @@ def test_a_loader_or_an_inference_that_fails(
     world, first, taken = proven(replicas=replicas, rollout={"strategy": strategy})
     world.verdicts[taken] = verdict
     world.settle()
-    assert_barred(world, first, taken, why)
+    assert_reverted(world, first, taken, why)
 
 
 def first_ready(world: Tuning, taken: str) -> None:
@@ -147,7 +147,7 @@ def test_processes_that_die_in_each_new_pod_are_the_paddings() -> None:
         world.pass_time(5).control().run_pods()
     world.settle()
     assert len(pods) == 2, "one was made anew"
-    assert_barred(world, first, taken, "a process is gone")
+    assert_reverted(world, first, taken, "a process is gone")
 
 
 @pytest.mark.parametrize("strategy", ["Surge", "Auto"])
@@ -161,7 +161,7 @@ def test_half_way_through_a_surge(strategy: str) -> None:
     world.verdicts[taken] = BAD
     world.settle()
     assert {pod.revision for pod in world.serving} == {first}
-    assert_barred(world, first, taken, "output logits is FP16")
+    assert_reverted(world, first, taken, "output logits is FP16")
 
 
 def test_a_surge_that_finds_no_room_until_its_deadline() -> None:
@@ -173,13 +173,13 @@ def test_a_surge_that_finds_no_room_until_its_deadline() -> None:
         world.deployment["spec"]["progressDeadlineSeconds"] + 60
     ).control().run_pods().step()
     world.settle()
-    assert_barred(world, first, taken, "no progress within")
+    assert_reverted(world, first, taken, "no progress within")
 
 
 def test_a_promise_that_is_broken_by_a_surge() -> None:
     world = world_of(rollout={"strategy": "Surge"})
     first, taken = taken_and_broken(world)
-    assert_barred(world, first, taken, "its p99 in the server was at least 90.0 ms")
+    assert_reverted(world, first, taken, "its p99 in the server was at least 90.0 ms")
 
 
 def test_with_other_knobs_the_rule_serves_these() -> None:
@@ -237,14 +237,14 @@ def test_a_choice_that_waits_for_its_patch_outlives_the_live_config_map(restart:
     ]
 
 
-def test_what_is_barred_stays_so_without_the_live_config_map() -> None:
+def test_a_reverted_padding_stays_so_without_the_live_config_map() -> None:
     world, first, taken = proven(rollout={"strategy": "Surge"})
     world.verdicts[taken] = BAD
     world.settle()
     del world.children["ConfigMap", names.live_name(world.name)]
     world.forget()
     world.settle()
-    assert_barred(world, first, taken, "output logits is FP16")
+    assert_reverted(world, first, taken, "output logits is FP16")
 
 
 def test_a_choice_that_the_steps_cannot_take_is_told() -> None:

@@ -126,7 +126,7 @@ def compile_parsed(
     if choice is None:
         return _compile_with_fallback(pipeline, options, inputs)
     compiled = _compile_with_fallback(pipeline, options, inputs, choice.as_measured())
-    if isinstance(compiled, CompiledPipeline) and not choice.rejection:
+    if isinstance(compiled, CompiledPipeline) and not choice.revert_reason:
         return compiled
     # A recorded measurement never makes a valid spec invalid, and a padding that was rolled back is
     # not tried again.

@@ -34,7 +34,7 @@ from .tuning_run_state import MESSAGE_MAX, Run
 # Choices kept: the newest ones and the one in force. A spec that is restored finds its own again.
 KEPT_PADDINGS: Final = 8
 # Room in status.padding (512 in all) for why a choice was rolled back.
-REJECTION_MAX: Final = 160
+REVERT_REASON_MAX: Final = 160
 # JSON keys of a choice in the record, and in the status.
 _STATUS_NAMES: Final = {
     "mode": "padding",
@@ -42,10 +42,15 @@ _STATUS_NAMES: Final = {
     "said": "reason",
     "request": "request",
     "at": "time",
-    "barred": "barred",
+    "revertReason": "revertReason",
 }
 # Text fields of a choice, and their JSON keys.
-_TEXT_KEYS: Final = {"figures": "said", "request": "request", "at": "at", "rejection": "barred"}
+_TEXT_KEYS: Final = {
+    "figures": "said",
+    "request": "request",
+    "at": "at",
+    "revert_reason": "revertReason",
+}
 _MODES: Final = tuple(mode.value for mode in Padding if mode is not Padding.AUTO)
 _BUCKETS_MAX: Final = 32
 _TOKENS_MAX: Final = 2**31 - 1
@@ -63,7 +68,7 @@ class VerifiedPadding:
     """Value of spec.tuning.request for the tuning run that verified this padding."""
     at: str = ""
     """When that run ended (RFC 3339)."""
-    rejection: str = ""
+    revert_reason: str = ""
     """Why its revision was rolled back; empty if it was not."""
 
     @property
@@ -117,7 +122,7 @@ class VerifiedPadding:
     @property
     def age(self) -> tuple[dt.datetime, bool]:
         """Sort key: greater if verified later, or if the same choice was rejected since."""
-        return moment(self.at) or dt.datetime.min.replace(tzinfo=dt.UTC), bool(self.rejection)
+        return moment(self.at) or dt.datetime.min.replace(tzinfo=dt.UTC), bool(self.revert_reason)
 
 
 VerifiedPaddings = Mapping[str, VerifiedPadding]
@@ -169,8 +174,10 @@ def updated(
         failure: Why that revision failed; empty if it did not.
     """
     choices = dict(before)
-    if failure and current in choices and not choices[current].rejection:
-        choices[current] = replace(choices[current], rejection=shorten(failure, REJECTION_MAX))
+    if failure and current in choices and not choices[current].revert_reason:
+        choices[current] = replace(
+            choices[current], revert_reason=shorten(failure, REVERT_REASON_MAX)
+        )
     choices |= verified
     newest = sorted(choices, key=lambda one: (one == current, choices[one].age, one), reverse=True)[
         :KEPT_PADDINGS
@@ -183,31 +190,31 @@ def newly_rejected(before: VerifiedPaddings, choices: VerifiedPaddings) -> list[
     return [
         choice
         for fingerprint, choice in choices.items()
-        if choice.rejection and fingerprint in before and not before[fingerprint].rejection
+        if choice.revert_reason and fingerprint in before and not before[fingerprint].revert_reason
     ]
 
 
-def events_of(rejection: Sequence[VerifiedPadding]) -> tuple[Event, ...]:
+def events_of(reverted: Sequence[VerifiedPadding]) -> tuple[Event, ...]:
     """Return the events that report rejected choices, and why."""
     template = (
         "{0}, which tuning run {1!r} measured, is not used for this spec until another run "
         "verifies it: {2}"
     )
     notes = (
-        template.format(one.setting, shorten(one.request, REQUEST_MAX), one.rejection)
-        for one in rejection
+        template.format(one.setting, shorten(one.request, REQUEST_MAX), one.revert_reason)
+        for one in reverted
     )
     return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
 
 
-def with_rejection(run: Run, rejection: Sequence[VerifiedPadding]) -> Run:
+def with_reverted_paddings(run: Run, reverted: Sequence[VerifiedPadding]) -> Run:
     """Return the run with a note if the padding that it verified was rejected since.
 
     Its message announced that ``Auto`` uses that padding.
     """
-    for choice in rejection:
+    for choice in reverted:
         if (choice.request, choice.at) == (run.request, run.end):
-            add = f" Auto has since reverted padding {choice.setting}: {choice.rejection}"
+            add = f" Auto has since reverted padding {choice.setting}: {choice.revert_reason}"
             message = shorten(str(run.result.get("message") or ""), MESSAGE_MAX - len(add)) + add
             run = replace(run, result={**run.result, "message": message.lstrip()})
     return run
@@ -271,10 +278,10 @@ def note_on_others(
     current = choices.get(fingerprint)
     if current is not None:
         measured = f"; {current.setting}, which {_run_text(current)} measured,"
-        if current.rejection:
-            return f"{measured} was reverted: {current.rejection}"
+        if current.revert_reason:
+            return f"{measured} was reverted: {current.revert_reason}"
         return "" if is_in_force else f"{measured} does not suit this pipeline"
-    others = [choice for choice in choices.values() if not choice.rejection]
+    others = [choice for choice in choices.values() if not choice.revert_reason]
     if not others:
         return ""
     newest = max(others, key=lambda choice: choice.age)

@@ -14,7 +14,7 @@ from triton_pipelines.controllers.pipeline.padding_choices import (
     newly_rejected,
     recorded,
     updated,
-    with_rejection,
+    with_reverted_paddings,
 )
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -51,7 +51,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     known = recorded(snapshot)
     choices = updated(known, run.choices, fingerprint, failure)
     rejected = newly_rejected(known, choices)
-    run_after = with_rejection(run.run, rejected)
+    run_after = with_reverted_paddings(run.run, rejected)
     return Outcome(
         TunedPadding(choices, fingerprint, run_after),
         (TuningRunState(run_after.to_document()),),
