@@ -41,10 +41,10 @@ and depend on the padding, and a batching model step must not receive a row of l
 Offsets are [begin, end) in characters of the token's text. Characters are Unicode code points, not
 bytes. Special tokens and padding have [0, 0].
 
-Unknown tokens. tokenizer.json can define special tokens that the model does not know. They appear
-only if a text contains them literally. In that case the file known_ids.json beside it gives the
-number of ids that the model knows. A request with an unknown token gets an error, because the model
-would fail all requests of its batch.
+Unknown tokens. tokenizer.json can define special tokens that the model does not know. The file
+known_ids.json beside it then gives the number of ids that the model knows. Such a token appears
+only if a text contains it literally. A request with an unknown token gets an error, because the
+model would fail all requests of its batch.
 """
 
 from __future__ import annotations
