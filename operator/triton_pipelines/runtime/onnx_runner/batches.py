@@ -189,7 +189,10 @@ class BatchRunner:
             if self._sorts_rows
             else []
         )
-        padding = sum([len(rows) * max(rows) - sum(rows) for rows in own if rows])
+        padded = [
+            (length or 0, end) for length, rows in zip(lengths, own, strict=False) for end in rows
+        ]
+        padding = sum([length - end for length, end in padded])
         if padding <= self.run_cost:
             return self._answers(feeds, lengths)  # a further run would cost more
         pieces: list[Feed] = []
@@ -204,7 +207,8 @@ class BatchRunner:
                 for row, end in enumerate(rows)
             ] or [feed]
             ends += rows or [length]
-        found = iter(self._answers(pieces, ends))
+        is_whole = [not rows for rows in own for _ in rows or [0]]
+        found = iter(self._answers(pieces, ends, is_whole))
         return [
             self._joined(feed, rows, [next(found) for _ in rows]) if rows else next(found)
             for feed, rows in zip(feeds, own, strict=True)
@@ -214,6 +218,8 @@ class BatchRunner:
         """Return the length of every row without its padding; nothing if no row is padded."""
         if length is None or _rows(feed) == 1:
             return []
+        if any(length in array.shape[1:] for name, array in feed.items() if name not in self._pads):
+            return []  # It probably has one value per token, and would have to be cut, too.
         tokens = np.zeros((_rows(feed), length), np.bool_)
         for name, pad in self._pads.items():
             tokens |= feed[name] != pad
@@ -224,12 +230,13 @@ class BatchRunner:
     def _joined(
         self, feed: Feed, lengths: Sequence[int], answers: Sequence[dict[str, Array] | Exception]
     ) -> dict[str, Array] | Exception:
-        """Join the outputs of a request's rows, or return the error of one of them."""
-        found: list[dict[str, Array]] = []
-        for answer in answers:
-            if isinstance(answer, Exception):
-                return answer
-            found.append(answer)
+        """Join the outputs of a request's rows.
+
+        If a run with one of them failed, the request is computed as a whole.
+        """
+        found = [answer for answer in answers if not isinstance(answer, Exception)]
+        if len(found) < len(answers):
+            return self._answers([feed], [None])[0]
         width = next(feed[name].shape[1] for name in self._pads)
         joined = {}
         for name, axes in zip(self._outputs, self._length_axes, strict=True):
@@ -252,9 +259,16 @@ class BatchRunner:
         return joined
 
     def _answers(
-        self, feeds: list[Feed], lengths: Sequence[int | None]
+        self,
+        feeds: list[Feed],
+        lengths: Sequence[int | None],
+        is_whole: Sequence[bool] | None = None,
     ) -> list[dict[str, Array] | Exception]:
-        """Return the answers of requests of these lengths, without splitting requests."""
+        """Return the answers of requests, or of rows of requests, of these lengths.
+
+        If a run fails, its requests are computed alone. Its rows (``is_whole`` is false) get the
+        error.
+        """
         answers: list[Any] = [None] * len(feeds)
         for members in self._runs(feeds, lengths):
             try:
@@ -263,11 +277,12 @@ class BatchRunner:
                 )
             except Exception as error:
                 # One request may have made the run fail; the others must not fail with it.
-                results = (
-                    [error]
-                    if len(members) == 1
-                    else [self._answers([feeds[i]], [lengths[i]])[0] for i in members]
-                )
+                results = [
+                    self._answers([feeds[i]], [lengths[i]])[0]
+                    if len(members) > 1 and (is_whole is None or is_whole[i])
+                    else error
+                    for i in members
+                ]
             for i, result in zip(members, results, strict=True):
                 answers[i] = result
         return answers
