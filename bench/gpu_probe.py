@@ -20,12 +20,8 @@ import numpy as np
 
 from bench import real_step
 from bench.results import RESULTS
-from triton_pipelines.runtime.onnx_runner.batches import (
-    COST_TOKENS,
-    BatchRunner,
-    Feed,
-    run_cost_tokens,
-)
+from triton_pipelines.runtime.onnx_runner.batches import BatchRunner
+from triton_pipelines.runtime.onnx_runner.sample_runs import COST_TOKENS, Feed, run_cost_tokens
 
 REHEARSED = real_step.STEP == real_step.CPU
 ROWS, TOKENS = (1, 8, 32, 64), (16, 64, 128, 512)

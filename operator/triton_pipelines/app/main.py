@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import kopf
@@ -14,7 +15,7 @@ from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.leadership import leader_elector
 from triton_pipelines.app.metrics_server import serve_metrics
 from triton_pipelines.app.operator_metrics import OperatorMetrics
-from triton_pipelines.app.relisting import Relisting, jittered, uniform
+from triton_pipelines.app.relisting import Relisting, jittered
 from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
 from triton_pipelines.app.start_retries import retry_start
 from triton_pipelines.cluster.client import Client, ClientOptions
@@ -204,8 +205,8 @@ class Operator:
             await self._lists.wait()
             if self._elector is not None:
                 # The lists may be those of a standby, from long ago.
-                for resource in WATCHED:
-                    again = partial(self._relisting.relist, resource)
+                for resource, scope in product(WATCHED, self.config.scopes):
+                    again = partial(self._relisting.relist, resource, scope)
                     await retry_start(f"list of {resource.plural}", again)
             self.metrics.synced.set(1)
             for pipeline in self.store.pipelines():
@@ -247,7 +248,7 @@ class Operator:
         while True:
             period = jittered(self.config.resync_seconds)
             for pipeline in self.store.pipelines():
-                self.queue.add_after(pipeline, uniform(0.0, period))
+                self.queue.add_after(pipeline, self.queue.uniform(0.0, period))
             await asyncio.sleep(period)
 
     async def _heartbeat(self) -> None:

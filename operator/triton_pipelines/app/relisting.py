@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import structlog
@@ -17,7 +18,7 @@ from triton_pipelines.cluster.resources import Resource
 from triton_pipelines.cluster.store import Key, Store, relist
 from triton_pipelines.cluster.watches import WATCHED, WATCHING_SECONDS, selector_of
 
-uniform: Final[Callable[[float, float], float]] = random.uniform
+_uniform: Final[Callable[[float, float], float]] = random.uniform
 _log = structlog.get_logger(__name__)
 
 
@@ -38,8 +39,8 @@ class Relisting:
     enqueue: Callable[[Key], None]
     """Makes a pipeline due."""
 
-    async def relist(self, resource: Resource) -> set[Key]:
-        """Compare the list of a kind with the store.
+    async def relist(self, resource: Resource, scope: str | None) -> set[Key]:
+        """Compare the list of a kind in one of the scopes with the store.
 
         Returns:
             Pipelines of which the watch had missed a change.
@@ -47,33 +48,35 @@ class Relisting:
         Raises:
             ClusterError: it cannot be listed.
         """
-        missed: set[Key] = set()
-        for namespace in self.scopes:
-            missed |= await relist(
-                self.client,
-                self.store,
-                resource,
-                namespace=namespace,
-                label_selector=selector_of(resource),
-                metadata_only=True,
-            )
-        return missed
+        return await relist(
+            self.client,
+            self.store,
+            resource,
+            namespace=scope,
+            label_selector=selector_of(resource),
+            metadata_only=True,
+        )
 
     async def run(self) -> None:
         """Compare periodically, forever.
 
-        Kopf misses deletions during a 410, also of its first watches, so the first comparison comes
-        soon.
+        After a 410, Kopf lists again, but does not report what was deleted meanwhile. This can
+        happen to its first watch, so the first comparison comes soon.
         """
         seconds = min(WATCHING_SECONDS, self.seconds)
         while True:
             await asyncio.sleep(jittered(seconds))
             seconds = self.seconds
-            for resource in WATCHED:
+            for resource, scope in product(WATCHED, self.scopes):
                 try:
-                    missed = await self.relist(resource)
+                    missed = await self.relist(resource, scope)
                 except ClusterError as error:
-                    await _log.awarning("list failed", resource=resource.plural, error=str(error))
+                    await _log.awarning(
+                        "list failed",
+                        resource=resource.plural,
+                        namespace=scope,
+                        error=str(error),
+                    )
                     continue
                 self.metrics.watch_missed.labels(resource.plural).inc(len(missed))
                 for pipeline in missed:
@@ -82,4 +85,4 @@ class Relisting:
 
 def jittered(seconds: float) -> float:
     """Return the time ± 10 %, so that several operators and kinds do not synchronize."""
-    return uniform(0.9 * seconds, 1.1 * seconds)
+    return _uniform(0.9 * seconds, 1.1 * seconds)

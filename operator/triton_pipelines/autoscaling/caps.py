@@ -194,13 +194,13 @@ def _bounds(
         yield GrowthCap(
             load.count + _fits(free.memory, step.memory_bytes),
             CapKind.MEMORY,
-            f"only {_mib(free.memory)} of {_mib(limits.memory_limit)} of memory are left",
+            f"only {_mib(free.memory)} of {_mib(limits.memory_limit)} of memory is left",
         )
     if free.shared_memory is not None and step.shared_memory_bytes:
         yield GrowthCap(
             load.count + _fits(free.shared_memory, step.shared_memory_bytes),
             CapKind.SHARED_MEMORY,
-            f"the shared memory has {_mib(limits.shared_memory)}",
+            f"the shared memory of {_mib(limits.shared_memory)} has no room for more instances",
         )
     if limits.gpu_capacity is not None and load.service:
         yield GrowthCap(

@@ -252,7 +252,7 @@ def _flapping(item: StepObservation, state: StepState) -> Limitation:
     return Limitation(
         item.limits.name,
         f"the direction changed {len(state.reversals)} times within an hour, so the count does "
-        "not decrease until it changes less often",
+        "not decrease until the direction changes less often",
     )
 
 

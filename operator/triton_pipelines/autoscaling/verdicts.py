@@ -221,9 +221,10 @@ _TEXTS_WITHOUT_LOAD: Final[Mapping[Verdict, Callable[[VerdictInputs], str]]] = {
 
 
 def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
+    name = inputs.step.name
     return (
-        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for it and {inputs.pending:.0f} for "
-        f"{inputs.step.name}, so more instances of {inputs.step.name} would not help"
+        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for {gpu.model} and "
+        f"{inputs.pending:.0f} for {name}, so more {name} instances would not help"
     )
 
 
@@ -275,7 +276,7 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
     if gpu.busy >= _HIGH and gpu.utilization < _LOW:
         return (
             f"{gpu.model} is at least {_HIGH:.0%} busy, but the GPU is less than {_LOW:.0%} "
-            "utilized, so the step spends its time in code on the CPU"
+            "utilized, so the step spends its time running code on the CPU"
         )
     return ""
 

@@ -114,10 +114,10 @@ def load_yaml(path: Path) -> list[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise CommandError(f"{where}: is not valid YAML: {_problem(error)}", EXIT_USAGE) from error
+        raise CommandError(f"{where}: invalid YAML: {_problem(error)}", EXIT_USAGE) from error
     except yaml.YAMLError as error:
         raise CommandError(
-            f"{name}: is not valid YAML: {str(error).splitlines()[0]}", EXIT_USAGE
+            f"{name}: invalid YAML: {str(error).splitlines()[0]}", EXIT_USAGE
         ) from error
     except RecursionError as error:
         raise CommandError(

@@ -96,7 +96,7 @@ def _text_arrays(
             continue
         if not free:
             raise CommandError(
-                f"{option}: the model has no further text input; the inputs are"
+                f"{option}: requires another text input, but the model has only"
                 f" {_listed(model.inputs)}",
                 EXIT_USAGE,
             )

@@ -1,4 +1,4 @@
-"""The HTTP session of Kopf's watches: as Kopf's own, but for what it leaves to Kopf.
+"""Kopf's HTTP session, with bounded decoding and without listed objects.
 
 Kopf decodes answers with ``json``, which fails at about a thousand levels of nesting, and a failed
 watch ends the operator. Answers are therefore cut at :data:`.decoding.MAX_DEPTH` before Kopf reads

@@ -210,7 +210,7 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
     if not wrong:
         return None
     batch = f"maxBatchSize {check.max_batch_size}" + (
-        ", with the batch axis prepended" if check.max_batch_size else ""
+        ", so shapes include the batch axis" if check.max_batch_size else ""
     )
     lines = [
         f"{uri} does not match {check.field} ({batch}): {'; '.join(wrong)}.",

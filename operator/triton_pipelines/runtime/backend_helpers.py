@@ -1,7 +1,9 @@
-"""Two helpers of Triton's python backend in a quicker form.
+"""Faster versions of two helpers of Triton's python backend.
 
-The stub looks them up by name for every tensor of every request: `deserialize_bytes_tensor` for an input of texts (until the backend did it in C++),
-`numpy_to_triton_type` for every output. The backend's own take some microseconds each, for a request of one text a tenth of all the CPU that a step takes.
+The stub looks both up by name for every tensor of every request: `deserialize_bytes_tensor` for an
+input of texts (until the backend did it in C++), and `numpy_to_triton_type` for every output. The
+backend's own helpers take some microseconds each. For a request of one text, this is a tenth of the
+CPU time of a step.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ _LENGTH = struct.Struct("<I")
 
 
 def quicken(backend: Any) -> None:
-    """Put them in the place of the helpers of ``backend`` (``triton_python_backend_utils``), where it has these; once or several times."""
+    """Replace the helpers of ``backend`` (``triton_python_backend_utils``) that it has.
+
+    A second call changes nothing.
+    """
     if hasattr(backend, "deserialize_bytes_tensor"):
         backend.deserialize_bytes_tensor = deserialize_bytes_tensor
     slow = getattr(backend, "numpy_to_triton_type", None)
@@ -24,23 +29,28 @@ def quicken(backend: Any) -> None:
 
 
 def deserialize_bytes_tensor(encoded: bytes) -> np.ndarray[Any, Any]:
-    """Elements of a BYTES tensor [elements], each behind its length in 4 bytes, as an array of bytes objects. Raises ``struct.error`` for lengths that lie."""
-    encoded = bytes(encoded)  # no copy of what is bytes already
+    """Return the elements of a BYTES tensor [elements] as an array of bytes objects.
+
+    Each element follows its length in 4 bytes. Raises ``struct.error`` for wrong lengths.
+    """
+    encoded = bytes(encoded)  # no copy if it is bytes already
     elements, at, size = [], 0, len(encoded)
     while at < size:
         begin = at + _LENGTH.size
         at = begin + _LENGTH.unpack_from(encoded, at)[0]
         elements.append(encoded[begin:at])
     if at > size:
-        raise struct.error(f"the last of {len(elements)} elements ends at byte {at}, and there are {size}")
-    # Not by np.array, which takes longer to find out what it has got.
+        raise struct.error(
+            f"the last of {len(elements)} elements ends at byte {at}, and there are {size}"
+        )
+    # np.array takes longer, because it inspects the elements.
     array = np.empty(len(elements), np.object_)
     array[:] = elements
     return array
 
 
 class _Types(dict[Any, Any]):
-    """Number type of numpy -> Triton's number for it, asked once each."""
+    """Number type of numpy -> Triton's number for it, looked up once each."""
 
     def __init__(self, ask: Any) -> None:
         super().__init__()

@@ -110,9 +110,12 @@ class Exporter:
 
     def _send(self, spans: list[dict[str, Any]]) -> None:
         scopes = [{"scope": {"name": "tritonpipe"}, "spans": spans}]
-        body = json.dumps({"resourceSpans": [{"resource": self._resource, "scopeSpans": scopes}]}).encode()
+        body = json.dumps(
+            {"resourceSpans": [{"resource": self._resource, "scopeSpans": scopes}]}
+        ).encode()
         # The resource's schema admits http and https only.
-        request = urllib.request.Request(self._endpoint, body, {"Content-Type": "application/json"})  # noqa: S310
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._endpoint, body, headers)  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
                 response.read()
@@ -169,7 +172,9 @@ class TritonPythonModel(Model):  # type: ignore[valid-type, misc]  # known only 
             super().finalize()
         self._tritonpipe_exporter.close()
 
-    async def _tritonpipe_await(self, result: Any, parents: list[dict[str, str] | None], start: int) -> Any:
+    async def _tritonpipe_await(
+        self, result: Any, parents: list[dict[str, str] | None], start: int
+    ) -> Any:
         try:
             responses = await result
         except BaseException:
@@ -178,13 +183,17 @@ class TritonPythonModel(Model):  # type: ignore[valid-type, misc]  # known only 
         self._tritonpipe_end(parents, start, responses)
         return responses
 
-    def _tritonpipe_end(self, parents: list[dict[str, str] | None], start: int, responses: Any, failed: bool = False) -> None:
+    def _tritonpipe_end(
+        self, parents: list[dict[str, str] | None], start: int, responses: Any, failed: bool = False
+    ) -> None:
         end = time.time_ns()
         for index, parent in enumerate(parents):
             if parent is None:
                 continue
             # A decoupled model returns nothing here; a wrong list is Triton's to refuse.
-            response = responses[index] if isinstance(responses, list) and index < len(responses) else None
+            response = (
+                responses[index] if isinstance(responses, list) and index < len(responses) else None
+            )
             error = failed or (response is not None and response.has_error())
             self._tritonpipe_exporter.add(
                 {

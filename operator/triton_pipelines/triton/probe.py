@@ -167,8 +167,10 @@ async def probe_over(
         request: as in :func:`probe`.
         end: time of the deadline, monotonic.
     """
-    # As long as test inferences succeed, they show that the ensemble and its steps are ready.
-    known = connection.models if request is not None else None
+    # As long as test inferences succeed, they show that the ensemble and its steps are ready. One
+    # with a sequence also counts as successful without a response, and so shows nothing.
+    is_shown = request is not None and not request.sequence_id
+    known = connection.models if is_shown else None
     state = (
         ProbeResult(True, known)
         if known is not None
@@ -184,7 +186,7 @@ async def probe_over(
         return result
     state = await _read_states(connection.client, ensemble, end)
     if state.error:
-        return state
+        return result  # The pod has responded with a fault, which no later error undoes.
     if not state.ensemble_ready:
         return _not_ready(state, ensemble)
     is_full = result.shared_memory_full or state.shared_memory_full

@@ -309,9 +309,9 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
         "spec.model",
     )
     assert finding.message.splitlines() == [
-        "pvc://models/model.onnx does not match spec.model (maxBatchSize 64, with the batch axis"
-        " prepended): the type of input input_ids is INT64 in the file; the fixed dimensions of"
-        " output logits differ.",
+        "pvc://models/model.onnx does not match spec.model (maxBatchSize 64, so shapes include"
+        " the batch axis): the type of input input_ids is INT64 in the file; the fixed"
+        " dimensions of output logits differ.",
         "       | tensor    | declared       | in file",
         "input  | input_ids | INT32 [-1, -1] | INT64 [batch, sequence]",
         "output | logits    | FP32 [-1, 2]   | FP32 [batch, 3]",

@@ -92,6 +92,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
 ]
 RECORDS = "records.yaml"
 OPERATOR = "system:serviceaccount:triton-pipelines:triton-pipelines"
+GARBAGE_COLLECTOR = "system:serviceaccount:kube-system:generic-garbage-collector"
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +197,8 @@ def test_authors_do_not_write_the_records_of_pipelines(admin: httpx.Client) -> N
         assert answer.status_code == 422, answer.text
         assert "only the operator writes" in answer.json()["message"]
     assert written(admin, RESTRICTED, OPERATOR, forged, "PUT").is_success
+    # It removes owner references after `kubectl delete --cascade=orphan`.
+    assert written(admin, RESTRICTED, GARBAGE_COLLECTOR, forged, "PUT").is_success
     assert written(admin, RESTRICTED, "an-author", forged, "DELETE").is_success
     own = {**record("own"), "metadata": {"name": "own"}}
     assert written(admin, RESTRICTED, "an-author", own).status_code == 201, "a source of a model"

@@ -256,7 +256,7 @@ async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
                 full,
                 "ScalingActive",
                 "Succeeded",
-                "the step spends its time in code on the CPU",
+                "the step spends its time running code on the CPU",
                 DEADLINE,
             )
             assert requests.errors == more.errors == []

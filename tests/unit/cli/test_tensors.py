@@ -157,7 +157,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([TEXT], {}, "BYTES"),
         ([TEXT], {"values": ["NAME=a"]}, "BYTES"),
         ([TEXT], {"values": ["TEXT"]}, "NAME"),
-        ([IDS], {"texts": ["a"]}, "no further text input"),
+        ([IDS], {"texts": ["a"]}, "requires another text input"),
         ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair"),
         (
             [TEXT, PASSAGE],

@@ -14,14 +14,14 @@ def test_each_figure_counts_what_its_name_says() -> None:
         PACKAGE + "a.py": "class Twice: ...\n" + LONG,
         PACKAGE + "b.py": "class Twice: ...\nclass Once: ...\n" + "x = 1\n" * 400,
         PACKAGE + "runtime/c.py": "class Once: ...\n" + LONG,
-        "tests/test_d.py": WIDE,
+        "tests/test_d.py": WIDE + "\n" + LONG,
         "docs/e.md": f"# Title\n\n| {WIDE} |\n{WIDE}\n",
     }
     assert figures(tree) == {
         "lines of operator code": 62 + 402 + 62,
-        "lines of tests": 1,
-        "functions of the operator over 50 lines": 1,
-        "other functions over 50 lines (runtime, tests, tools)": 1,
+        "lines of tests": 62,
+        "functions of the operator over 50 lines": 2,
+        "other functions over 50 lines (tests, tools)": 1,
         "lines of code over 100 columns": 1,
         "lines of documentation over 100 columns, without tables": 1,
         "class names of the operator that occur twice": 1,

@@ -28,11 +28,6 @@ def test_a_longer_function_is_rejected_unless_it_is_allowed(tmp_path: Path) -> N
     assert list(check(tmp_path, {function: "reason"})) == []
 
 
-def test_files_that_are_part_of_revisions_are_left_out(tmp_path: Path) -> None:
-    written(tmp_path, "runtime/model.py", LINES_MAX + 1)
-    assert list(check(tmp_path, {})) == []
-
-
 def test_an_allowance_that_allows_nothing_is_rejected(tmp_path: Path) -> None:
     function = written(tmp_path, "good.py", LINES_MAX)
     assert list(check(tmp_path, {function: "reason"})) == [

@@ -159,7 +159,7 @@ def test_namesakes_are_told_apart_by_the_pods_address(messages: Messages) -> Non
 
 def test_a_namesake_with_other_versions_is_noticed_as_well() -> None:
     foreign = series("a", "model", {105.0: 900}, version="7", instance="10.9.9.9:8002")
-    assert "instance is" in read([*foreign, *whole()]).problem
+    assert "instance: " in read([*foreign, *whole()]).problem
 
 
 def test_a_target_that_has_gone_does_not_count() -> None:

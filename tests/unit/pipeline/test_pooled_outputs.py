@@ -26,6 +26,10 @@ CODE = {
     "inputs": [{"name": "hidden", "dataType": "FP32", "dims": [-1, 8], "from": "model.hidden"}],
     "outputs": [{"name": "more", "dataType": "FP32", "dims": [8]}],
 }
+CALLS = {
+    **CODE,
+    "inputs": [{"name": "logits", "dataType": "FP32", "dims": [2], "from": "model.logits"}],
+}
 LENGTHS = [{"name": name} for name in ("input_ids", "attention_mask", "special_tokens_mask")]
 
 
@@ -46,6 +50,7 @@ def test_an_output_that_only_pooling_reads(postprocess: dict[str, Any]) -> None:
     [
         pytest.param({"postprocess": {"type": "Softmax"}}, id="a classifier of tokens"),
         pytest.param({"steps": [CODE]}, id="another step reads it"),
+        pytest.param({"steps": [CALLS]}, id="custom code may call the model"),
         pytest.param(
             {
                 "ensemble": {

@@ -349,21 +349,6 @@ def test_an_autoscaler_whose_name_becomes_known_is_one_writer(messages: Messages
     messages.check(limited(made)["message"])
 
 
-def test_an_unnamed_scaler_in_the_state_of_an_earlier_release_is_the_same_manager() -> None:
-    made = world()
-    data = made.children["ConfigMap", names.live_name(made.name)]["data"]
-    former = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
-    turns = {"last": former, "names": ["argocd", former], "often": 2, "at": rfc3339(made.now)}
-    data[names.KEY_MEMORY] = json.dumps(
-        {**json.loads(data[names.KEY_MEMORY]), "replicas": {"turns": turns}}
-    )
-    declared(made, 3, "")
-    passes(made, 4)
-    alternating = AlternatingManagers.parse(made.state.replicas.alternating)
-    assert (alternating.last, alternating.changes) == (UNNAMED_SCALER, 2)
-    assert alternating.managers == (UNNAMED_SCALER, "argocd")
-
-
 def test_managers_with_equal_values_do_not_alternate() -> None:
     made = world()
     for number, others in enumerate(

@@ -35,6 +35,7 @@ from triton_pipelines.controllers.pipeline.probe_record import HUNG_PROBES, HUNG
 from triton_pipelines.controllers.pipeline.settled import SETTLED_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import PipelineState
+from triton_pipelines.controllers.timestamps import rfc3339
 from triton_pipelines.triton.probe import DEADLINE_S
 
 
@@ -45,6 +46,12 @@ class KeepingClient(TakingClient):
         super().__init__(document)
         self.versions = itertools.count(100)
         self.deleted = 0
+        self.clock = lambda: START
+
+    @property
+    def pod(self) -> Object:
+        created = {"creationTimestamp": rfc3339(START)}
+        return merge(super().pod, {"metadata": created})
 
     async def delete(self, *_: object, **__: object) -> bool:  # type: ignore[override]
         self.deleted += 1
@@ -55,7 +62,9 @@ class KeepingClient(TakingClient):
         return applied if options.get("dry_run") else self.stored(applied)
 
     async def apply_status(self, obj: Object, **options: Any) -> Object:
-        return self.stored(await super().apply_status(obj, **options))
+        applied = self.stored(await super().apply_status(obj, **options))
+        written = {"manager": names.MANAGER_STATUS, "time": rfc3339(self.clock())}
+        return merge(applied, {"metadata": {"managedFields": [written]}})
 
     def stored(self, obj: Object) -> Object:
         version = str(next(self.versions))
@@ -79,8 +88,9 @@ class Place:
             self.client,
             self.store,
             prober=self.probe,
-            clock=lambda: START + dt.timedelta(seconds=self.elapsed),
+            clock=self.now,
         )
+        self.client.clock = self.now
         self.reconciler._probes.enqueue = self.enqueued.append
         plan = reconciler.plan
 
@@ -89,6 +99,9 @@ class Place:
             return plan(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(reconciler, "plan", counted)
+
+    def now(self) -> dt.datetime:
+        return START + dt.timedelta(seconds=self.elapsed)
 
     async def probe(self, target: ProbeTarget, now: dt.datetime) -> Probe:
         self.probes += 1

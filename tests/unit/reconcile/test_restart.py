@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 
+from tests.support.builders import merge
 from tests.support.reconcilers import reconciler_of
 from tests.unit.reconcile.test_idle_pipelines import Place, running_probes
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import PODS
 from triton_pipelines.controllers.pipeline.probe_record import MISSES_ALLOWED
+from triton_pipelines.controllers.timestamps import rfc3339
 
 LATE = "no response before the deadline"
 
@@ -89,6 +92,16 @@ async def test_a_pod_that_the_status_does_not_report_gets_no_credit(
     await place.reconcile()
     restart(place)
     place.store.put(PODS, place.client.pod)
+    place.error = LATE
+    await place.reconcile()
+    assert LATE in ready(place)["message"]
+
+
+async def test_a_pod_that_is_newer_than_the_status_gets_no_credit(place: Place) -> None:
+    pod = copy.deepcopy(place.client.pod)
+    place.elapsed += 60.0
+    pod["metadata"] |= {"uid": "replaced", "creationTimestamp": rfc3339(place.now())}
+    place.store.put(PODS, merge(pod, {"metadata": {"resourceVersion": "9000"}}))
     place.error = LATE
     await place.reconcile()
     assert LATE in ready(place)["message"]

@@ -18,12 +18,13 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason, merge
 from triton_pipelines.cluster.client import Object
-from triton_pipelines.cluster.errors import Invalid, NotFound
+from triton_pipelines.cluster.errors import Cause, Invalid, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.foreign_status import foreign_fields
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
+from triton_pipelines.controllers.pipeline.status_writer import TOO_MANY
 
 WORDS = 'InferencePipeline "sentiment" is invalid: status.steps[0].role: Unsupported value: "Model"'
 
@@ -235,7 +236,9 @@ class Merging(Server):
     async def apply_status(self, obj: Object, **arguments: Any) -> Object:
         applied = with_foreign(await super().apply_status(obj, **arguments), self.foreign)
         if len(applied["status"]["conditions"]) > 16:
-            raise Invalid(422, "Invalid", "status.conditions: Too many: must have at most 16 items")
+            text = "Too many: 17: must have at most 16 items"
+            cause = Cause("status.conditions", text, TOO_MANY)
+            raise Invalid(422, "Invalid", f"status.conditions: {text}", causes=(cause,))
         return applied
 
     async def json_patch(
@@ -247,6 +250,30 @@ class Merging(Server):
         document = stored()
         metadata = {**document["metadata"], "resourceVersion": str(self.version + 1)}
         return {**document, "metadata": metadata, "status": self.statuses[-1]}
+
+
+def test_outdated_conditions_of_the_operator_take_no_room_from_others() -> None:
+    ours = [condition(kind.value) for kind in ConditionType][:6]
+    outdated = [condition(kind.value) for kind in ConditionType][len(ours) :]
+    foreign = [condition(f"Other{number}") for number in range(16 - len(ours))]
+    live = {"conditions": [*ours, *outdated, *foreign]}
+    removed = foreign_fields(live, {"conditions": ours})
+    assert len(removed) == len(outdated)
+
+
+class Busy(Merging):
+    """Another manager writes before each removal."""
+
+    async def json_patch(self, *_: Any, **__: Any) -> Object:
+        raise Invalid(422, "Invalid", "testing value /metadata/resourceVersion failed")
+
+
+async def test_a_removal_that_comes_too_late_is_no_rejection() -> None:
+    foreign = FORGED["so many conditions that the list is full"]
+    server, store = Busy(foreign), Store()
+    store.put(INFERENCE_PIPELINES, with_foreign({**stored(), "status": {}}, foreign))
+    assert (await reconciler_of(server, store).reconcile(KEY)).outcome == "ok"
+    assert not [event for event in server.events if "rejects" in str(event)]
 
 
 @pytest.mark.parametrize("foreign", FORGED.values(), ids=FORGED)

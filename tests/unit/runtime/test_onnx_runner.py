@@ -15,7 +15,7 @@ from onnxruntime import quantization
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, Logger, load_runtime, start_model
-from triton_pipelines.runtime.onnx_runner import batches
+from triton_pipelines.runtime.onnx_runner import batches, sample_runs
 
 module = load_runtime("onnx_runner")
 PADS = '{"input_ids": 0, "attention_mask": 0}'
@@ -323,7 +323,12 @@ def test_one_long_row_does_not_pad_many_short_ones() -> None:
 
 @pytest.mark.parametrize(
     ("fixed", "per_token", "tokens"),
-    [(2e-3, 1.5e-6, 1333), (1e-4, 20e-6, 5), (0.0, 1e-5, 1), (1.0, 0.0, batches.MOST_COST_TOKENS)],
+    [
+        (2e-3, 1.5e-6, 1333),
+        (1e-4, 20e-6, 5),
+        (0.0, 1e-5, 1),
+        (1.0, 0.0, sample_runs.MOST_COST_TOKENS),
+    ],
 )
 def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: int) -> None:
     now = 0.0
@@ -333,7 +338,7 @@ def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: i
         now += fixed + per_token * feed["x"].size
 
     assert (
-        batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now)
+        sample_runs.run_cost_tokens(run, {"x": np.ones((1, sample_runs.COST_TOKENS))}, lambda: now)
         == tokens
     )
 
@@ -356,7 +361,9 @@ def test_a_gpu_that_computes_few_rows_for_free_is_measured_with_more(
         shapes.append(len(feed["x"]))
         now += 1.2e-3 + per_token * max(feed["x"].size - free, 0)
 
-    cost = batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now)
+    cost = sample_runs.run_cost_tokens(
+        run, {"x": np.ones((1, sample_runs.COST_TOKENS))}, lambda: now
+    )
     assert least <= cost <= most
     assert max(shapes) <= 256
 

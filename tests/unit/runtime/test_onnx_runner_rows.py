@@ -94,7 +94,7 @@ ROWS = feed([[2] * 3, [3] * 20, [4] * 3, [5] * 4])
     ("pooled", "outputs", "shapes"),
     [
         pytest.param(["hidden"], (), [(1, 20), (3, 4)], id="pooled"),
-        pytest.param([], (), [(4, 20)], id="somebody reads the vectors at padding"),
+        pytest.param([], (), [(4, 20)], id="vectors at padding are read"),
         pytest.param([], ("logits",), [(1, 20), (3, 4)], id="no output follows the length"),
     ],
 )
@@ -135,6 +135,33 @@ def test_a_wrong_row_fails_only_its_request(folder: Path) -> None:
         np.testing.assert_allclose(
             answer["logits"][1], tinymodel.classify(np.array([3] * 20)), rtol=1e-4, atol=1e-5
         )
+
+
+def test_a_wrong_row_costs_one_more_run_per_request(folder: Path) -> None:
+    wrong = feed([[VOCABULARY + 5] * 3, [3] * 20])
+    runner, requests = runner_of(folder, ["hidden"]), [ROWS] * 8 + [wrong]
+    shapes = shapes_of(runner, requests)
+    assert len(shapes) <= 3 + len(requests)  # one of each length, then each request alone
+
+
+def test_rows_all_shorter_than_the_request_are_cut(folder: Path) -> None:
+    wide = {name: np.pad(array, ((0, 0), (0, 30))) for name, array in ROWS.items()}
+    same = {name: array[[0, 2]] for name, array in wide.items()}
+    assert shapes_of(runner_of(folder, ["hidden"]), [same]) == [(2, 3)]
+
+
+def test_a_request_stays_whole_if_another_input_has_a_value_per_token() -> None:
+    def run(given: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [(given["x"] * given["position"]).sum(axis=1, keepdims=True)]
+
+    runner = batches.BatchRunner(run, ["y"], {"x": 0}, True, 1, lambda _: None)
+    ones = np.ones((1, 1), np.int64)
+    runner.check(lambda length: {"x": np.ones((1, length), np.int64), "position": ones})
+    x = np.array([[2, 2, 0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3, 3, 3]])
+    position = np.arange(16).reshape(2, 8)
+    (answer,) = runner.answer([{"x": x, "position": position}])
+    assert not isinstance(answer, Exception)
+    np.testing.assert_array_equal(answer["y"], run({"x": x, "position": position})[0])
 
 
 def test_a_request_is_computed_whole_where_its_rows_do_not_fit() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
+from triton_pipelines.runtime.tokenizer.settings import KINDS as ALL_KINDS
 
 MAX_LENGTH = 12
 KINDS = {"input_ids": "InputIds", "attention_mask": "AttentionMask"}
@@ -121,7 +122,7 @@ def test_every_row_of_every_request_is_tokenized_as_alone(
 @pytest.mark.proves("spec.tokenizer.outputs[].dataType", "behaviour")
 @pytest.mark.parametrize("data_type", ["TYPE_INT32", "TYPE_INT64"])
 def test_every_kind_of_output(folder: Path, data_type: str) -> None:
-    kinds = {kind.lower(): kind for kind in module.KINDS}
+    kinds = {kind.lower(): kind for kind in ALL_KINDS}
     model = start(folder, kinds, data_type, padding="Ragged")
     rows = ["the fox", "A große quick dog"]
     (response,) = model.execute([InferenceRequest({"TEXT": texts(*rows)})])

@@ -27,10 +27,11 @@ from tokenizers.processors import (
 from tests.support import tinymodel
 from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
 from triton_pipelines.runtime.tokenizer.encoder import shares
+from triton_pipelines.runtime.tokenizer.settings import KINDS as ALL_KINDS
 
 module = load_runtime("tokenizer")
 MAX_LENGTH = 12
-KINDS = {kind.lower(): kind for kind in module.KINDS}
+KINDS = {kind.lower(): kind for kind in ALL_KINDS}
 STRATEGIES = {
     "LongestFirst": "longest_first",
     "OnlyFirst": "only_first",

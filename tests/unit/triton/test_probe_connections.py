@@ -45,6 +45,8 @@ class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.inferences_max = 1000  # it refuses more
         self.models = ["m"]
         self.is_ready, self.hangs = True, False
+        self.hanging = frozenset[str]()
+        """Methods that hang; all of them if :attr:`hangs`."""
         self.is_hanging = asyncio.Event()
 
     def service(self, details: Any) -> Any:
@@ -53,7 +55,7 @@ class FakePod(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def once(request: bytes, context: Any) -> bytes:
             self.calls[method] += 1
             self.peers.add(context.peer())
-            if self.hangs:
+            if self.hangs or method in self.hanging:
                 self.is_hanging.set()
                 await asyncio.Event().wait()
             if self.calls["ModelInfer"] > self.inferences_max:
@@ -133,6 +135,30 @@ async def test_probes_share_a_connection_and_the_config(connections: ProbeConnec
             assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
     assert len(pod.peers) == 1
     assert pod.calls == {"ModelInfer": 3, "ModelConfig": 1, "ModelReady": 1, "RepositoryIndex": 1}
+
+
+async def test_a_frozen_pod_with_sequences_is_not_healthy(connections: ProbeConnections) -> None:
+    """An inference of a sequence counts as busy without a response, so it shows no readiness."""
+    pod, asked = FakePod(), ProbeRequest(REQUEST.inputs, sequence_id=2**30)
+    async with listening(pod) as port:
+        assert (await connections.probe("uid", endpoint(port), asked)).healthy
+        pod.hangs = True
+        result = await connections.probe("uid", endpoint(port), asked, deadline_s=0.3)
+        pod.hangs = False
+    assert not result.healthy
+    assert result.error
+
+
+async def test_a_fault_stays_if_the_states_cannot_be_read_in_time(
+    connections: ProbeConnections,
+) -> None:
+    pod = FakePod()
+    async with listening(pod) as port:
+        assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
+        pod.columns, pod.hanging = 2, frozenset({"ModelReady"})
+        result = await connections.probe("uid", endpoint(port), REQUEST, deadline_s=1.0)
+    assert result.error is None
+    assert "declared" in (result.inference_error or "")
 
 
 async def test_a_later_probe_reports_the_states_that_an_earlier_one_read(

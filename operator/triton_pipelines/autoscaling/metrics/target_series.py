@@ -6,7 +6,7 @@ several clusters may have the same name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 # Labels that identify the scraper and not the target: two monitors of one pod, or the replicas of a
@@ -58,7 +58,7 @@ def series_of_one_target(
         return live, "", ""
     targets = _by_labels(live, names)
     values = "; ".join(
-        f"{name} is {' and '.join(sorted({key[index] for key in targets}))[:100]}"
+        f"{name}: {_quoted(key[index] for key in targets)[:100]}"
         for index, name in enumerate(names)
     )
     if set(names) <= SCRAPERS:
@@ -123,3 +123,8 @@ def _differing_labels(found: Mapping[SeriesKey, list[FoundSeries]]) -> list[str]
     if len({metric.get(_INSTANCE) for several in found.values() for metric, _ in several}) > 1:
         names.add(_INSTANCE)
     return sorted(names)
+
+
+def _quoted(values: Iterable[str]) -> str:
+    """Return the different values of a label; an empty one stays visible."""
+    return " and ".join(f"'{value}'" for value in sorted(set(values)))

@@ -1,7 +1,8 @@
-"""Find the outputs of ONNX runners that are only pooled, so nothing reads them at padding.
+"""Find the outputs of ONNX runners that are only pooled, so their padding is never read.
 
 A request with several texts is padded to its longest one. The runner computes each text at its own
-length if the rest of the output may have any value.
+length if the output may have any value at padding. Clients that call the step's own model instead
+of the pipeline get 0 there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _TYPE, _INPUT, _MASK, _PADS = (
 
 def with_pooled_outputs(graph: Graph) -> Graph:
     """Return the graph with the parameter ``pooled_outputs`` of each ONNX runner that has any."""
+    if any(step.implementation is Implementation.CODE for step in graph.models):
+        return graph  # Custom code can call any model, and read its outputs.
     repeated = {step.repeats for step in graph.steps}
     return replace(
         graph,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from triton_pipelines.api.base import Finding
@@ -142,10 +142,9 @@ class Draft:
         decisions = self.decisions
         if outcome.decision is not None:
             decisions = {**decisions, kind: outcome.decision}
-        return Draft(
-            context=self.context,
+        return replace(
+            self,
             state=self.state.with_states(*outcome.states) if outcome.states else self.state,
-            problems=self.problems,
             decisions=decisions,
             outcome=self.outcome.merged(outcome),
         )

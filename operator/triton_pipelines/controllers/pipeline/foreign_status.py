@@ -19,8 +19,8 @@ LIST_KEYS: Final[Mapping[str, str]] = {
     "sources": "step",
     "figures": "step",
 }
-# The schema's limits on these lists in the status itself.
-ITEMS_MAX: Final[Mapping[str, int]] = {"conditions": 16, "steps": 64, "sources": 64}
+# The schema's limit on the list of conditions.
+CONDITIONS_MAX: Final = 16
 _OWN_TYPES: Final = frozenset(item.value for item in ConditionType)
 
 
@@ -34,16 +34,6 @@ def foreign_fields(live: Mapping[str, Any], desired: Mapping[str, Any]) -> list[
         desired: The status that the operator reports.
     """
     return list(_fields(live, desired, "/status"))
-
-
-def leaves_no_room(live: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Return whether a list would be too long after an apply, which keeps items of others."""
-    return any(
-        len(_others(live.get(name) or (), desired.get(name) or (), LIST_KEYS[name]))
-        + len(desired.get(name) or ())
-        > limit
-        for name, limit in ITEMS_MAX.items()
-    )
 
 
 def removal(metadata: Mapping[str, Any], pointers: Sequence[str]) -> list[dict[str, Any]]:
@@ -62,14 +52,14 @@ def removal(metadata: Mapping[str, Any], pointers: Sequence[str]) -> list[dict[s
 
 def _fields(live: Mapping[str, Any], desired: Mapping[str, Any], path: str) -> Iterator[str]:
     for name, value in live.items():
-        there, here = desired.get(name), f"{path}/{name}"
+        desired_value, pointer = desired.get(name), f"{path}/{name}"
         if name in LIST_KEYS and isinstance(value, list):
-            yield from _items(value, there or [], name, here)
+            yield from _items(value, desired_value or [], name, pointer)
         elif name not in desired:
             # An empty value reports nothing, and the API server may leave one behind.
-            yield from () if value in ({}, [], "", None) else (here,)
-        elif isinstance(value, Mapping) and isinstance(there, Mapping):
-            yield from _fields(value, there, here)
+            yield from () if value in ({}, [], "", None) else (pointer,)
+        elif isinstance(value, Mapping) and isinstance(desired_value, Mapping):
+            yield from _fields(value, desired_value, pointer)
 
 
 def _items(
@@ -77,19 +67,11 @@ def _items(
 ) -> Iterator[str]:
     key = LIST_KEYS[name]
     known = {item[key]: item for item in desired}
-    others = len(_others(live, desired, key))
-    is_full = name == "conditions" and len(known) + others > ITEMS_MAX[name]
+    foreign = [item for item in live if item.get(key) not in known.keys() | _OWN_TYPES]
+    may_stay = name == "conditions" and len(known) + len(foreign) <= CONDITIONS_MAX
     for index, item in reversed(list(enumerate(live))):
-        kind = item.get(key)
-        if kind in known:
-            yield from _fields(item, known[kind], f"{path}/{index}")
-        elif name != "conditions" or kind in _OWN_TYPES or is_full:
+        item_key = item.get(key)
+        if item_key in known:
+            yield from _fields(item, known[item_key], f"{path}/{index}")
+        elif item_key in _OWN_TYPES or not may_stay:
             yield f"{path}/{index}"
-
-
-def _others(
-    live: Sequence[Mapping[str, Any]], desired: Sequence[Mapping[str, Any]], key: str
-) -> list[Mapping[str, Any]]:
-    """Return the items that an apply of ``desired`` does not replace."""
-    known = {item[key] for item in desired}
-    return [item for item in live if item.get(key) not in known]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,10 +20,12 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key
 
 from . import status as statuses
-from .foreign_status import foreign_fields, leaves_no_room, removal
+from .foreign_status import foreign_fields, removal
 from .snapshot import Object, Snapshot
 from .status_events import Event, transitions
 
+# Reason of the API server's error if a list is longer than its schema permits.
+TOO_MANY: Final = "FieldValueTooMany"
 _LOGGED_MAX: Final = 5
 
 _log = structlog.get_logger(__name__)
@@ -45,10 +47,13 @@ class StatusWriter:
     """Name of this process in events."""
     _rejected: dict[Key, str] = field(default_factory=dict)
     """Messages of rejected status writes, as reported."""
+    _removed: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+    """Foreign fields last removed, as logged."""
 
     def forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
         self._rejected.pop(key, None)
+        self._removed.pop(key, None)
 
     async def write(
         self, snapshot: Snapshot, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
@@ -104,38 +109,49 @@ class StatusWriter:
         Args:
             obj: The pipeline with its status to write.
             known: The pipeline as it was observed.
+
+        Raises:
+            Conflict: The pipeline has changed meanwhile; its own event starts an iteration.
         """
+        desired = obj["status"]
         try:
             applied = await self.client.apply_status(obj)
-        except Invalid:
-            before = known.get("status") or {}
-            if not leaves_no_room(before, obj["status"]):
+        except Invalid as error:
+            pointers = foreign_fields(known.get("status") or {}, desired)
+            if not pointers or not any(cause.reason == TOO_MANY for cause in error.causes):
                 raise
-            await self._remove_foreign(known, obj["status"])
+            await self._remove(known, pointers)
             applied = await self.client.apply_status(obj)
-        return await self._remove_foreign(applied, obj["status"]) or applied
-
-    async def _remove_foreign(self, live: Object, status: Mapping[str, Any]) -> Object | None:
-        """Remove foreign fields; return the object, or ``None`` if there are none to remove.
-
-        An object that has changed meanwhile stays as it is: its own event starts an iteration.
-        """
-        pointers = foreign_fields(live.get("status") or {}, status)
+        pointers = foreign_fields(applied.get("status") or {}, desired)
         if not pointers:
-            return None
+            return applied
+        try:
+            return await self._remove(applied, pointers)
+        except Conflict:
+            return applied
+
+    async def _remove(self, live: Object, pointers: Sequence[str]) -> Object:
+        """Remove foreign fields; return the object.
+
+        Raises:
+            Conflict: The pipeline has changed meanwhile.
+        """
         metadata = live["metadata"]
+        key = (metadata["namespace"], metadata["name"])
         try:
             removed = await self.client.json_patch(
                 INFERENCE_PIPELINES,
-                metadata["namespace"],
-                metadata["name"],
+                *key,
                 removal(metadata, pointers),
                 manager=names.MANAGER_STATUS,
                 subresource="status",
             )
-        except (Invalid, Conflict, NotFound):
-            return None
-        await _log.ainfo("fields of others removed from the status", fields=pointers[:_LOGGED_MAX])
+        except Invalid as error:  # the failed test of resourceVersion
+            raise Conflict(error.status, error.reason, error.message) from error
+        fields = tuple(pointers[:_LOGGED_MAX])
+        if self._removed.get(key) != fields:  # once, however often another manager repeats them
+            self._removed[key] = fields
+            await _log.ainfo("fields of others removed from the status", fields=fields)
         return removed
 
     async def _report_rejection(self, snapshot: Snapshot, error: Invalid) -> str:

@@ -1,1 +1,1 @@
-"""The ONNX Runtime step for servers without that backend: ``model.py`` is copied into the model's version folder."""
+"""The ONNX Runtime step for servers without that backend: ``model.py`` and its parts."""

@@ -1,1 +1,1 @@
-"""The postprocess step: ``model.py`` is copied into the model's version folder."""
+"""The postprocess step: ``model.py``."""

@@ -1,1 +1,1 @@
-"""The tokenizer step: ``model.py`` is copied into the model's version folder."""
+"""The tokenizer step: ``model.py`` and its parts."""

@@ -1,4 +1,8 @@
-"""Lists of texts to flat arrays of tokens: the tokenizers library, or the memory of words where that does. Knows nothing of Triton."""
+"""Tokenize lists of texts into flat arrays of tokens.
+
+The tokens come from the tokenizers library, or from the word memory if it knows the words. Nothing
+here depends on Triton.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,24 @@ from triton_pipelines.runtime.tokenizer.words import WordMemory
 
 Array = np.ndarray[Any, Any]
 Row = str | tuple[str, str]  # a text, or a pair of texts
-# The library's names of the ways to cut.
-STRATEGIES = {"LongestFirst": "longest_first", "OnlyFirst": "only_first", "OnlySecond": "only_second"}
-# Written beside tokenizer.json where some of its tokens are none of the model's: {"ids": n}, the model knows the ids 0 to n - 1.
+# The library's names of the truncation strategies.
+STRATEGIES = {
+    "LongestFirst": "longest_first",
+    "OnlyFirst": "only_first",
+    "OnlySecond": "only_second",
+}
+# Written beside tokenizer.json if the model does not know some of its tokens. The content is
+# {"ids": n}: the model knows the ids 0 to n - 1.
 KNOWN_IDS = "known_ids.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
 
 
 class NoRoomError(ValueError):
-    """The text of a pair that is not to be cut leaves no token to the other one.
+    """The text of a pair that must not be cut leaves no room for the other one.
 
     Attributes:
-        row: the pair's place among those that were given.
-        kept: tokens of the text that is not to be cut.
+        row: index of the pair.
+        kept: tokens of the text that must not be cut.
     """
 
     def __init__(self, row: int, kept: int) -> None:
@@ -37,36 +46,53 @@ class NoRoomError(ValueError):
 
 
 class TemplateError(ValueError):
-    """What a tokenizer makes of a pair cannot be cut."""
+    """The tokenizer combines pairs in a way that cannot be cut."""
 
 
 def pair_layout(tokenizer: Any, special_tokens: bool) -> tuple[tuple[int | None, ...], bool]:
-    """What ``tokenizer``, which neither pads nor cuts, makes of two texts of a token each: 0 or 1 for a text's token, None for a special one.
+    """Return how ``tokenizer`` lays out two texts of one token each.
 
-    And whether the library says so, too: where another step follows the template, its ``sequence_ids`` count special tokens as texts (tokenizers 0.23.3).
-    Raises :class:`TemplateError` where a text does not stand in it once: cut or not, nobody could say how many tokens of it that leaves.
+    Args:
+        tokenizer: a tokenizer that neither pads nor cuts.
+        special_tokens: whether texts get special tokens.
+
+    Returns:
+        The layout: 0 or 1 for the token of a text, None for a special token. And whether the
+        library's ``sequence_ids`` agree with it. If another step follows the template, they count
+        special tokens as texts (tokenizers 0.23.3).
+
+    Raises:
+        TemplateError: A text does not occur exactly once. After a cut, it would be unknown how many
+            of its tokens remain.
     """
     way_out = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
-    # Tokens of a vocabulary that is at hand: that of ``tokenizer`` need not know any one text.
+    # A vocabulary made for this purpose: no text is sure to be in that of ``tokenizer``.
     texts = Tokenizer(WordLevel({"0": 0, "1": 1}))
     try:
         made = tokenizer.post_process(texts.encode("0"), texts.encode("1"), special_tokens)
     except BaseException as error:  # a Rust panic is no Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise TemplateError(f"its post_processor does not combine two texts ({error}): {way_out}") from error
-    layout = tuple(None if word is None else token for word, token in zip(made.word_ids, made.ids, strict=True))
+        raise TemplateError(
+            f"its post_processor does not combine two texts ({error}): {way_out}"
+        ) from error
+    layout = tuple(
+        None if word is None else token for word, token in zip(made.word_ids, made.ids, strict=True)
+    )
     for text, name in enumerate(("first", "second")):
         if (times := layout.count(text)) != 1:
             raise TemplateError(
-                f"its post_processor inserts the {name} text {times} times, but pairs can be truncated only if each text occurs once; {way_out}, "
-                "or set truncation to Refuse"
+                f"its post_processor inserts the {name} text {times} times, but pairs can be"
+                f" truncated only if each text occurs once; {way_out}, or set truncation to Refuse"
             )
     return layout, tuple(made.sequence_ids) == layout
 
 
 def shares(first: int, second: int, room: int, truncation: str) -> tuple[int, int] | None:
-    """Tokens that stay of either text of a pair that has more than ``room``, as the library shares them out; None where one would have none left."""
+    """Return how many tokens of each text of a pair remain if the pair exceeds ``room``.
+
+    The texts share the room as in the library. None if a text would have no tokens left.
+    """
     if truncation == "OnlyFirst":
         return (room - second, second) if second < room else None
     if truncation == "OnlySecond":
@@ -76,15 +102,22 @@ def shares(first: int, second: int, room: int, truncation: str) -> tuple[int, in
 
 
 class TextEncoder:
-    """Tokenizes lists of texts into flat token arrays; knows nothing of Triton.
+    """Tokenizes lists of texts into flat token arrays.
 
-    Single texts are cut by the library. Pairs are cut here: the library keeps every part that it cuts off, of a pair each part of one text together with
-    each part of the other, so that two texts of 60 kB, which any client may send, filled 16 GB and ended the process. A tokenizer whose pairs would have to
-    be cut and cannot is a :class:`TemplateError`.
+    The library cuts single texts. Pairs are cut here, because the library keeps every part that it
+    cuts off: each part of one text together with each part of the other. Two texts of 60 kB, which
+    any client can send, filled 16 GB and ended the process. If pairs would have to be cut but
+    cannot be, the constructor raises :class:`TemplateError`.
     """
 
     def __init__(
-        self, tokenizer: Any, kinds: Iterable[str], max_length: int | None, truncation: str, special_tokens: bool, pairs: bool = False
+        self,
+        tokenizer: Any,
+        kinds: Iterable[str],
+        max_length: int | None,
+        truncation: str,
+        special_tokens: bool,
+        pairs: bool = False,
     ) -> None:
         self.max_length = max_length
         self.truncation = truncation
@@ -104,13 +137,22 @@ class TextEncoder:
         self.kinds = [kind for kind in self.pads if kind in set(kinds)]
         tokenizer.no_padding()
         self._cut()
-        # The fast call leaves offsets out and, without a post-processor, the types of second texts (tokenizers 0.23.3).
+        # The fast call omits offsets. Without a post-processor, it also omits the types of second
+        # texts (tokenizers 0.23.3).
         typed = pairs and "TokenTypeIds" in self.kinds and tokenizer.post_processor is None
-        self._encode = tokenizer.encode_batch if "Offsets" in self.kinds or typed else tokenizer.encode_batch_fast
+        self._encode = (
+            tokenizer.encode_batch
+            if "Offsets" in self.kinds or typed
+            else tokenizer.encode_batch_fast
+        )
         simple = not pairs and set(self.kinds) <= {"InputIds", "TokenTypeIds"}
-        # The memory's tokens are all of type 0, that of a text without any token, too.
+        # All tokens of the memory have type 0, also the pad token of a text without any token.
         simple = simple and ("TokenTypeIds" not in self.kinds or not self.pads["TokenTypeIds"])
-        self._words = WordMemory.of(tokenizer, special_tokens, None if self.refuse else max_length) if simple else None
+        self._words = (
+            WordMemory.of(tokenizer, special_tokens, None if self.refuse else max_length)
+            if simple
+            else None
+        )
 
     @property
     def refuse(self) -> bool:
@@ -118,7 +160,10 @@ class TextEncoder:
         return self.truncation == "Refuse"
 
     def encode(self, rows: list[Row]) -> tuple[Array, dict[str, Array]]:
-        """Lengths [rows] (at least 1 each) and, per kind, the values of all rows laid end to end."""
+        """Return the lengths [rows] and, per kind, the concatenated values of all rows.
+
+        Each row has at least one token.
+        """
         known = None if self._words is None else self._words.rows(cast("list[str]", rows))
         if known is None:
             encodings = self._encode(rows, add_special_tokens=self.special_tokens)
@@ -131,36 +176,56 @@ class TextEncoder:
         }
 
     def unknown(self, lengths: Array, ids: Array, known: int) -> dict[int, str]:
-        """Row -> the first of its tokens, of all rows laid end to end in ``ids``, that is not one of the first ``known``, in words."""
+        """Return, for each row that has one, the first token that the model does not know.
+
+        Args:
+            lengths: tokens of each row.
+            ids: the concatenated tokens of all rows.
+            known: number of ids that the model knows.
+
+        Returns:
+            Row -> text and id of the token.
+        """
         if not ids.size or int(ids.max()) < known:
             return {}
         places = np.flatnonzero(ids >= known)
         rows = np.searchsorted(np.cumsum(lengths), places, side="right").tolist()
         found = ids[places].tolist()
-        # The first of a row comes last, and stays.
-        return {row: f"{self._tokenizer.id_to_token(token) or ''} (id {token})".strip() for row, token in reversed(list(zip(rows, found)))}  # noqa: B905
+        names = {}
+        # Reversed, so that the first token of a row is the one that stays.
+        for row, token in reversed(list(zip(rows, found, strict=True))):
+            names[row] = f"{self._tokenizer.id_to_token(token) or ''} (id {token})".strip()
+        return names
 
     def _cut(self) -> None:
         self._tokenizer.no_truncation()
         if self.max_length is None or self.refuse:
             return
         if self.max_length <= self.special:
-            raise ValueError(f"tritonpipe.max_length: {self.max_length} leaves no room for text next to {self.special} special tokens")
+            raise ValueError(
+                f"tritonpipe.max_length: {self.max_length} leaves no room for text next to"
+                f" {self.special} special tokens"
+            )
         if self._pairs:
             self._layout, self._tracked = pair_layout(self._tokenizer, self.special_tokens)
         else:
             self._tokenizer.enable_truncation(self.max_length, strategy=STRATEGIES[self.truncation])
 
     def _cut_pairs(self, rows: list[Row], encodings: list[Any]) -> dict[int, list[int]]:
-        """Places of the tokens that stay, for every pair that is too long."""
+        """Return the positions of the tokens that remain, for every pair that is too long."""
         kept: dict[int, list[int]] = {}
         if self.max_length is None or self.refuse:
             return kept
         for row, encoding in enumerate(encodings):
             if len(encoding) <= self.max_length:
                 continue
-            # Where the library has lost track of the texts: both are encoded alone before they are put together.
-            first = encoding.sequence_ids.count(0) if self._tracked else len(self._encode([rows[row][0]], add_special_tokens=False)[0])
+            # If the library's sequence ids are wrong, the first text is counted alone. The library
+            # also encodes both texts alone before it combines them.
+            first = (
+                encoding.sequence_ids.count(0)
+                if self._tracked
+                else len(self._encode([rows[row][0]], add_special_tokens=False)[0])
+            )
             second = len(encoding) - self.special - first
             stay = shares(first, second, self.max_length - self.special, self.truncation)
             if stay is None:
@@ -169,7 +234,10 @@ class TextEncoder:
         return kept
 
     def _places(self, tokens: tuple[int, int], stay: tuple[int, int]) -> list[int]:
-        """Where the special tokens stand in a pair whose texts have so many ``tokens``, and the first of either text that ``stay``."""
+        """Return the positions of the tokens of a pair that remain.
+
+        These are the special tokens and the first ``stay`` of the ``tokens`` of each text.
+        """
         places: list[int] = []
         at = 0
         for text in self._layout:
@@ -178,7 +246,9 @@ class TextEncoder:
             at += size
         return places
 
-    def _arrays(self, encodings: list[Any], kept: dict[int, list[int]]) -> tuple[Array, dict[str, Array]]:
+    def _arrays(
+        self, encodings: list[Any], kept: dict[int, list[int]]
+    ) -> tuple[Array, dict[str, Array]]:
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         for row, places in kept.items():
             lengths[row] = len(places)
@@ -196,7 +266,7 @@ class TextEncoder:
                 values += row
             if kind == "Offsets":
                 values = list(chain.from_iterable(values))
-            # By way of a packed array: numpy itself takes half as long again for a list of integers.
+            # Through a packed array: numpy alone takes 1.5 times as long for a list of integers.
             numbers = np.frombuffer(packed("q", values), np.int64)
             flat[kind] = numbers.reshape(-1, 2) if kind == "Offsets" else numbers
         return lengths, flat

@@ -35,10 +35,8 @@ from .revision import DesiredRevision
 
 # Name of a manager that writes the pipeline's scale subresource: API servers up to 1.36
 # (measured) record a field manager of that only if the number had one before.
-UNNAMED_SCALER: Final = "a client of its scale subresource (an HPA, KEDA or kubectl scale)"
-# The same in state that earlier releases wrote.
-_FORMER_UNNAMED_SCALER: Final = (
-    "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+UNNAMED_SCALER: Final = (
+    "a client of the pipeline's scale subresource (an HPA, KEDA or kubectl scale)"
 )
 UNNAMED_MANAGER: Final = "an unnamed manager"
 
@@ -343,7 +341,6 @@ def _alternating_managers(
 
     If several set the same number, the previous writer still counts as the owner.
     """
-    known = known.with_name(_FORMER_UNNAMED_SCALER, UNNAMED_SCALER)
     if not snapshot.pipeline["metadata"].get("managedFields"):
         return known.with_manager("", now)
     found = {
@@ -373,9 +370,9 @@ def _alternation_message(
         + counted(number, "pod is kept", "pods are kept")
     )
     return (
-        f"{alternating.alternating} overwrite each other's value of spec.replicas, {follows}; "
-        "let only one of them write it. To keep an autoscaler, remove replicas from the "
-        "applied manifest (Git, a chart, kubectl apply); otherwise, remove the autoscaler"
+        f"{alternating.alternating} overwrite each other's spec.replicas, {follows}; "
+        "let only one of them set it. To keep the autoscaler, remove replicas from the manifest "
+        "(in Git, in the chart, or in the file for kubectl apply); otherwise, remove the autoscaler"
     )
 
 

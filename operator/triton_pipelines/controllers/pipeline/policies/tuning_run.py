@@ -176,7 +176,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     if stage.is_suspended or stage.replicas == 0:
         # While no pods are desired, the time spent waiting does not count.
         wait = (
-            "the pipeline is suspended; the run starts when it serves again"
+            "the pipeline is suspended; the run starts when the pipeline serves requests again"
             if stage.is_suspended
             else "spec.replicas is 0; the run starts when pods are serving"
         )
