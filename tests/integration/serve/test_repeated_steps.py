@@ -99,8 +99,9 @@ def test_each_call_of_a_model_reads_its_own_tensors(tmp_path: Path) -> None:
             answer = http.post("/v2/models/thrice/infer", json=body).raise_for_status().json()
             found = {one["name"]: one["data"] for one in answer["outputs"]}
             assert found == {"LEFT_TURNED": ["ba", "dc"], "BOTH": ["12|ab", "34|cd"]}
-            # One folder is loaded, and its figures contain all three calls of two rows.
-            assert _executed(http) == 12
+            # One folder is loaded, and its figures contain all three calls of two rows, the last of
+            # them some time after the response.
+            wait_until(lambda: _executed(http) == 12, running.process)
             index = http.post("/v2/repository/index", json={})
             names = {one["name"] for one in index.json()} if index.is_success else set()
             assert names in (set(), {"thrice", "reverse", "join"})
