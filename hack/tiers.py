@@ -48,9 +48,8 @@ def _python(*arguments: str) -> tuple[str, ...]:
     return (str(BIN / "python"), *arguments)
 
 
-# Leaks fail unit tests only. In the other tiers, Kopf leaves the closing of some transports to the
-# loop's end; the files that ignore ResourceWarning name it. Files without that mark are expected to
-# pass without this option, too, but not all have been run so.
+# Tiers with the operator ignore warnings of the garbage collector, such as that of an unclosed
+# transport: Kopf may leave transports to the end of its event loop. Unit tests fail on them.
 LEAKS = ("-W", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
