@@ -47,11 +47,10 @@ _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 _PORT_FIELDS: Final = frozenset({"port", "targetPort", "containerPort", "endPort"})
 # Written only by the API server.
 _SERVER_OWNED: Final = frozenset({"managedFields", "creationTimestamp", "generation", "selfLink"})
-# Selectors and sources that have a meaning even if empty: an empty podSelector selects all pods,
-# and emptyDir is a kind of volume.
-_MEANINGFUL_WHEN_EMPTY: Final = frozenset(
-    {"emptyDir", "podSelector", "namespaceSelector", "labelSelector", "selector", "runtimeDefault"}
-)
+# Atomic maps (x-kubernetes-map-type): an apply replaces them as a whole.
+_SELECTORS: Final = frozenset({"podSelector", "namespaceSelector", "labelSelector", "selector"})
+# An empty podSelector selects all pods, and emptyDir is a kind of volume.
+_MEANINGFUL_WHEN_EMPTY: Final = _SELECTORS | {"emptyDir", "runtimeDefault"}
 # Maps with free keys, where an empty string is a value like any other.
 _FREE_MAPS: Final = frozenset(
     {"data", "binaryData", "stringData", "labels", "annotations", "matchLabels", "nodeSelector"}
@@ -84,7 +83,7 @@ def covers(
     """Return the paths at which the live object differs from the desired one.
 
     The desired object has to be a subset of the live one: additional fields, map keys and list
-    items (server defaults, other managers) are accepted. Quantities are compared by value. ``None``
+    items (server defaults, other managers) are accepted, except in selectors. Quantities are compared by value. ``None``
     and empty values equal absent ones, as the API server drops them.
 
     Args:
@@ -218,6 +217,8 @@ def _compare_maps(
     keys: ListKeys,
     found: list[str],
 ) -> None:
+    if not _SELECTORS.isdisjoint(path):
+        found.extend(_join(shown, key) for key in live if key not in desired and live[key])
     for key, desired_value in desired.items():
         if path == ("metadata",) and key in _SERVER_OWNED:
             continue

@@ -125,6 +125,8 @@ EDITS: list[tuple[Resource, dict[str, Any]]] = [
         SERVICES,
         {"metadata": {"labels": {names.LABEL_PIPELINE: None, names.LABEL_MANAGED_BY: None}}},
     ),
+    (SERVICES, {"spec": {"selector": {"added": "yes"}}}),
+    (NETWORK_POLICIES, {"spec": {"podSelector": {"matchLabels": {"added": "yes"}}}}),
     (NETWORK_POLICIES, {"spec": {"ingress": []}}),
     (POD_DISRUPTION_BUDGETS, {"spec": {"maxUnavailable": 2}}),
 ]

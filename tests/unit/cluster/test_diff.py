@@ -187,6 +187,26 @@ def test_an_empty_selector_is_not_an_absent_one() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("stored", "path"),
+    [
+        ({"selector": {"a": "b", "c": "d"}}, "spec.selector.c"),
+        ({"selector": {"a": "b"}, "other": 1}, None),
+        ({"selector": {"a": "b", "c": None}}, None),
+    ],
+)
+def test_an_apply_replaces_selectors_as_a_whole(stored: dict[str, Any], path: str | None) -> None:
+    found = covers({"spec": stored}, {"spec": {"selector": {"a": "b"}}})
+    assert found == ([path] if path else [])
+
+
+def test_an_expression_that_was_added_to_a_selector_differs() -> None:
+    policy = {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}
+    added = [{"key": "c", "operator": "Exists"}]
+    stored = {"spec": {"podSelector": {"matchLabels": {"a": "b"}, "matchExpressions": added}}}
+    assert covers(stored, policy) == ["spec.podSelector.matchExpressions"]
+
+
 def test_empty_strings_count_in_config_maps() -> None:
     assert covers({"data": {}}, {"data": {"a": ""}}) == ["data.a"]
     assert covers({}, {"data": {"a": ""}}) == ["data"]
