@@ -83,8 +83,8 @@ def covers(
     """Return the paths at which the live object differs from the desired one.
 
     The desired object has to be a subset of the live one: additional fields, map keys and list
-    items (server defaults, other managers) are accepted, except in selectors. Quantities are compared by value. ``None``
-    and empty values equal absent ones, as the API server drops them.
+    items (server defaults, other managers) are accepted, except in selectors. Quantities are
+    compared by value. ``None`` and empty values equal absent ones, as the API server drops them.
 
     Args:
         live: the raw live object; None if it does not exist.
