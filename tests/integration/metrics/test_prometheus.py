@@ -182,7 +182,7 @@ async def test_pods_that_are_scraped_twice_or_exist_twice(prometheus: Prometheus
         )
         assert twice.pods["twice"].scrapes[-1].models["model"].success == 100
         assert any(
-            "scraped more than once (job is again and triton)" in note for note in twice.notes
+            "scraped more than once (job: 'again' and 'triton')" in note for note in twice.notes
         )
         foreign = await look(
             made,
@@ -191,7 +191,7 @@ async def test_pods_that_are_scraped_twice_or_exist_twice(prometheus: Prometheus
                 isinstance(said, MetricsFailure) and said.problem is MetricsProblem.PARTIAL
             ),
         )
-        assert "cluster is one and two" in foreign.message
+        assert "cluster: 'one' and 'two'" in foreign.message
     async with PrometheusCollector(
         Connection(url=prometheus.url, matchers={"cluster": "two"})
     ) as made:
