@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from itertools import product
 from typing import Any, Final
 
 import kopf
@@ -113,12 +112,20 @@ class Operator:
             observe=self._observe_reconcile,
         )
         self._relisting = Relisting(
-            self.client, self.store, config.scopes, config.relist_seconds, metrics, self.queue.add
+            self.client,
+            self.store,
+            config.scopes,
+            config.relist_seconds,
+            metrics,
+            self.queue.add,
+            lambda scope: self._lists.is_listed(scope),
         )
         self._build = build
         self._reconcile_pipeline: Reconcile | None = None
-        self._events = ObjectEvents(self.store, self._enqueue, metrics)
-        self._lists = WatchLists(WATCHED, config.scopes, self._events.take_listed)
+        self._events = ObjectEvents(self.store, self._enqueue, metrics, config.scopes)
+        self._lists = WatchLists(
+            WATCHED, config.scopes, self._events.take_listed, self._events.release
+        )
         self._insights = Insights()
         self._last_heartbeat = 0.0
         self._is_reconciling = False
@@ -205,10 +212,7 @@ class Operator:
             await self._lists.wait()
             if self._elector is not None:
                 # The lists may be those of a standby, from long ago.
-                for resource, scope in product(WATCHED, self.config.scopes):
-                    again = partial(self._relisting.relist, resource, scope)
-                    await retry_start(f"list of {resource.plural}", again)
-            self.metrics.synced.set(1)
+                await retry_start("lists of a new leader", self._relist_any)
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
@@ -233,15 +237,34 @@ class Operator:
             wait_seconds=config.operator_key_wait_seconds,
         )
 
+    async def _relist_any(self) -> None:
+        """Compare the lists of all scopes with the store.
+
+        One that fails is left to the periodic comparison.
+
+        Raises:
+            ClusterError: all of them failed.
+        """
+        scopes = [scope for scope in self.config.scopes if self._lists.is_listed(scope)]
+        failures = list[ClusterError]()
+        for scope in scopes:
+            try:
+                await self._relisting.restart(scope)
+            except ClusterError as error:
+                failures.append(error)
+                await _log.awarning("list failed", namespace=scope, error=str(error))
+        if len(failures) == len(scopes):
+            raise failures[0]
+
     async def _is_served(self, resource: Resource) -> bool:
-        """Return whether the API server serves a kind; False if it cannot be reached."""
-        try:
-            await self.client.list(
-                resource, self.config.scopes[0], label_selector=selector_of(resource)
-            )
-        except ClusterError:
-            return False
-        return True
+        """Return whether the API server serves a kind; False if it cannot be read."""
+        for scope in self.config.scopes:
+            try:
+                await self.client.list(resource, scope, label_selector=selector_of(resource))
+            except ClusterError:
+                continue
+            return True
+        return False
 
     async def _resync(self) -> None:
         """Make every pipeline due once per period, spread over it."""
@@ -356,6 +379,13 @@ class Operator:
 
     def _register_gauges(self) -> None:
         self.metrics.leading.set_function(self._may_write)
+        self.metrics.synced.set_function(
+            lambda: self._is_reconciling and all(map(self._lists.is_listed, self.config.scopes))
+        )
+        for scope in self.config.scopes:
+            self.metrics.watch_failing.labels(scope or "").set_function(
+                partial(self._lists.is_failing, scope)
+            )
         self.metrics.queue_depth.set_function(lambda: self.queue.depth)
         self.metrics.queue_in_work.set_function(lambda: self.queue.in_work)
         self.metrics.queue_delayed.set_function(lambda: self.queue.delayed)
