@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import structlog
 
 from triton_pipelines.app import control_key
 from triton_pipelines.app.config import OperatorConfig
+from triton_pipelines.app.health_server import UnhealthyError, serve_health
 from triton_pipelines.app.leadership import leader_elector
 from triton_pipelines.app.metrics_server import serve_metrics
 from triton_pipelines.app.operator_metrics import OperatorMetrics
@@ -127,18 +129,19 @@ class Operator:
             WATCHED, config.scopes, self._events.take_listed, self._events.release
         )
         self._insights = Insights()
-        self._last_heartbeat = 0.0
+        self._last_heartbeat = self._longest_work = 0.0
         self._is_reconciling = False
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event) -> None:
         """Run until ``stop``, a signal, or the failure of a part."""
         config = self.config
-        self._last_heartbeat = asyncio.get_running_loop().time()
+        self._last_heartbeat = time.monotonic()
         self._register_gauges()
         async with (
             serve_metrics(
                 self.metrics.registry, config, self.client.login, self.metrics.observe_api
             ),
+            serve_health(config.liveness_host, config.liveness_port, self.health),
             self.client,
             leader_elector(config, self.client.login, self.metrics.observe_api) as self._elector,
         ):
@@ -158,9 +161,6 @@ class Operator:
                     standalone=True,
                     clusterwide=config.cluster_wide,
                     namespaces=config.namespaces,
-                    liveness_endpoint=(
-                        f"http://{config.liveness_host}:{config.liveness_port}/healthz"
-                    ),
                     stop_flag=stop,
                 )
             except Exception as failed:
@@ -279,9 +279,10 @@ class Operator:
         while True:
             due = loop.time() + HEARTBEAT_SECONDS
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._last_heartbeat = loop.time()
-            self.metrics.loop_lag.observe(max(0.0, self._last_heartbeat - due))
-            self.metrics.queue_longest_work.set(self.queue.longest_work())
+            self._last_heartbeat = time.monotonic()
+            self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+            self._longest_work = self.queue.longest_work()
+            self.metrics.queue_longest_work.set(self._longest_work)
 
     async def _drain(self, own: asyncio.Task[None]) -> None:
         """Let running reconciles finish within the time there is, then end all tasks.
@@ -352,24 +353,22 @@ class Operator:
             await self._drain(own)
 
         kopf.on.cleanup(registry=registry, id="drain")(cleanup)
-        kopf.on.probe(registry=registry, id="operator")(self.health)
         return registry
 
-    async def health(self, **_: Any) -> dict[str, Any]:
-        """Answer the liveness probe: the event loop runs, and reconciles end.
+    def health(self) -> dict[str, Any]:
+        """Answer the liveness probe, in a thread: the event loop runs, and reconciles end.
 
         An unreachable API server is no reason for a restart.
 
         Raises:
-            kopf.PermanentError: the process is dead (after any other exception Kopf would delay
-                the answer by a minute).
+            UnhealthyError: the process has to be restarted.
         """
-        age = asyncio.get_running_loop().time() - self._last_heartbeat
+        age = time.monotonic() - self._last_heartbeat
         if age > STALE_SECONDS:
-            raise kopf.PermanentError(f"no heartbeat for {age:.0f} s")
-        longest = self.queue.longest_work()
+            raise UnhealthyError(f"no heartbeat for {age:.0f} s")
+        longest = self._longest_work
         if longest > RECONCILE_SECONDS + _RECONCILE_MARGIN_SECONDS:
-            raise kopf.PermanentError(f"a reconcile has been running for {longest:.0f} s")
+            raise UnhealthyError(f"a reconcile has been running for {longest:.0f} s")
         return {
             "heartbeatSeconds": round(age, 3),
             "inWork": self.queue.in_work,

@@ -125,7 +125,9 @@ class OperatorMetrics:
             "pipeline",
             "kind",
         )
-        self.synced = self._gauge("synced", "1 once every kind has been listed in every watched namespace.")
+        self.synced = self._gauge(
+            "synced", "1 once every kind has been listed in every watched namespace."
+        )
         self.leading = self._gauge(
             "leading", "1 while this process is the leader, 0 while it is on standby."
         )
