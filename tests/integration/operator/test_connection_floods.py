@@ -59,7 +59,7 @@ async def flooded(port: int) -> AsyncIterator[None]:
             writer.close()
 
 
-@pytest.mark.parametrize("target", ["metrics", "liveness"])
+@pytest.mark.parametrize("target", ["metrics"])
 async def test_a_flood_of_connections_affects_no_reconcile(
     api_server: ControlPlane, tmp_path: Path, target: str
 ) -> None:
