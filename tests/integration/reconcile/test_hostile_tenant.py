@@ -207,6 +207,7 @@ async def test_a_forged_status_is_corrected(
     place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may write the status cannot deceive the operator, nor its users for long."""
+    # As long as the operator keeps a reported verdict, forged or not, after its start.
     monkeypatch.setattr(pipeline_state, "SETTLING_SECONDS", 2.0)
     async with place.tenants() as tenants:
 
