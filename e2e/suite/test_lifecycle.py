@@ -12,7 +12,7 @@ import pytest
 from e2e.suite import clients
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import Pipeline, check_answer, golden, small
-from e2e.suite.reach import Endpoint, Reach
+from e2e.suite.reach import Endpoint, Reach, is_answering
 from triton_pipelines.api import names
 
 Open = Callable[[Pipeline], Endpoint]
@@ -38,12 +38,8 @@ def running(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[P
 @pytest.fixture
 def served(running: tuple[Pipeline, Endpoint]) -> Iterator[tuple[Pipeline, Endpoint]]:
     """Return a pipeline that serves with one pod; its spec is restored at the end."""
-    pipeline, _ = running
-    spec = pipeline.wait_ready()["spec"]
-    yield running
-    pipeline.replace_spec(spec)
-    pipeline.wait_ready()
-    pipeline.wait("one pod", lambda _: len(pipeline.pods()) == 1)
+    with running[0].restored():
+        yield running
 
 
 @pytest.mark.proves("spec.suspend", "behaviour")
@@ -235,17 +231,8 @@ def test_a_deleted_child_comes_back(
     with reach.service(
         pipeline.namespace, pipeline.name
     ) as way:  # the Service may have a new address
-        wait_for("an answer", lambda: _answered(way), bool, 60)
-
-
-def _answered(endpoint: Endpoint) -> bool:
-    try:
-        answers(endpoint)
-    except AssertionError:
-        raise
-    except Exception as error:  # refused while the route is being made
-        raise OSError(str(error)) from error
-    return True
+        wait_for("the Service answers", lambda: is_answering(way), bool, 60)
+        answers(way)
 
 
 def test_a_deleted_secret_comes_back_when_a_pod_needs_it(
