@@ -64,7 +64,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars, such as control laws by trace."""
+    """Groups of bars, such as control laws by trace; a single group is drawn as a ranking."""
 
     title: str
     groups: Mapping[str, Mapping[str, float]]
@@ -104,7 +104,9 @@ def draw(plot: Plot) -> Figure:
     """Return a plot as a figure; needs `plots.style` around it."""
     if isinstance(plot, Chart):
         return plots.draw(plot)
-    return _timeline(plot) if isinstance(plot, Timeline) else _bars(plot)
+    if isinstance(plot, Timeline):
+        return _timeline(plot)
+    return _ranking(plot) if len(plot.groups) == 1 else _bars(plot)
 
 
 def _timeline(run: Timeline) -> Figure:
@@ -232,6 +234,26 @@ def _bars(plot: Bars) -> Figure:
     plots.set_titles(
         figure, plot.title, "↑: the bar is cut off at the end of the axis." if cut else ""
     )
+    return figure
+
+
+def _ranking(plot: Bars) -> Figure:
+    """Return horizontal bars, the smallest value at the top; names of any length fit."""
+    ((group, bars),) = plot.groups.items()
+    ranked = sorted(bars.items(), key=lambda bar: bar[1], reverse=True)
+    figure = plots.new_figure(9.0, 1.2 + 0.3 * len(ranked))
+    axes = figure.subplots()
+    for place, (name, value) in enumerate(ranked):
+        ours = name.startswith(group)
+        axes.barh(place, value, 0.7, color=COLOURS[0] if ours else GREY)
+        axes.annotate(
+            f"{value:.0f}", (value, place), (3, 0), textcoords="offset points", va="center"
+        )
+    axes.set_yticks(range(len(ranked)), [name for name, _ in ranked])
+    axes.set_xlim(0, plot.most)
+    axes.set_xlabel(plot.label)
+    axes.grid(False, axis="y")
+    plots.set_titles(figure, plot.title, f"blue: {group}; medians, less is better")
     return figure
 
 

@@ -324,7 +324,7 @@ def draw(minilm: Phase, table: Phase) -> None:
             f"S7-cpu-{load.texts}",
             plots.Bars(
                 f"S7: CPU time outside the model, {load.name} per request",
-                {name: {name: cost} for name, cost in costs[load.name].items()},
+                {"pipeline": costs[load.name]},
                 "CPU time per request (µs)",
                 round(1.1 * most),
             ),

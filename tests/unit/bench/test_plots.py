@@ -20,7 +20,13 @@ TIMELINE = Timeline(
     slo=0.1,
     note="simulated",
 )
-BARS = Bars("Starved <b>", {"step": {"managed": 1.0, "other": 99.0}}, "starved GPU time (%)", 8.0)
+BARS = Bars(
+    "Starved <b>",
+    {"step": {"managed": 1.0, "other": 99.0}, "ramp": {"managed": 2.0, "other": 3.0}},
+    "starved GPU time (%)",
+    8.0,
+)
+RANKING = Bars("Cost", {"ours": {"ours, A": 30.0, "theirs": 7.0}}, "CPU time (µs)", 40.0)
 CHART = Chart(
     "A chart",
     [
@@ -33,7 +39,9 @@ CHART = Chart(
 )
 
 
-@pytest.mark.parametrize("plot", [TIMELINE, BARS, CHART], ids=["timeline", "bars", "chart"])
+@pytest.mark.parametrize(
+    "plot", [TIMELINE, BARS, RANKING, CHART], ids=["timeline", "bars", "ranking", "chart"]
+)
 def test_a_data_file_gives_the_same_svg_every_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: plots.Plot
 ) -> None:
@@ -70,6 +78,12 @@ def test_a_bar_beyond_the_axis_is_cut_off_and_marked() -> None:
     assert "99.0 ↑" in drawn
     assert "cut off at the end of the axis" in drawn
     assert "<b>" not in drawn
+
+
+def test_a_single_group_of_bars_is_ranked_and_explains_its_colour() -> None:
+    drawn = plots.svg(RANKING)
+    assert drawn.index(">ours, A<") < drawn.index(">theirs<"), "from the bottom up"
+    assert "blue: ours; medians, less is better" in drawn
 
 
 def test_a_chart_explains_its_marks() -> None:
