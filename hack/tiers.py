@@ -186,25 +186,12 @@ TIERS = {
         3,
         _real_parts,
     ),
-    # Half of the time is waiting: for drains that have to outlast clients, and for pods that start
-    # and stop one after the other. Each worker has a local cluster of its own, since tests kill the
-    # operator and stop the API server. Measured on two busy cores: 1 304 s (load average up to 30).
+    # Most of the time is waiting: for drains that have to outlast clients, and for pods that start
+    # and stop one after the other. The tests run in turn because they share one operator, which
+    # some of them kill and one requires to be idle. Measured on two cores: 1 267 s.
     "e2e": Tier(
-        (
-            _pytest(
-                "e2e/suite",
-                "-q",
-                "-n",
-                # Tests on a given cluster run in turn.
-                "0" if os.environ.get("KUBECONFIG") else WORKERS,
-                "--dist=loadfile",
-                "--no-loadscope-reorder",
-                "--maxfail=5",
-                "--timeout=900",
-                *LEAKS,
-            ),
-        ),
-        22,
+        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900", *LEAKS),),
+        25,
         _cluster,
         alongside=True,
     ),
