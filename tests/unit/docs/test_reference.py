@@ -134,7 +134,7 @@ LONG_PAGES = {
     "docs/index.md": "lists every page; the navigation of the site is generated from it",
     "docs/reference/api.md": "generated from the models of the API",
     "docs/reference/field-coverage.md": "generated from the CRD and the tests",
-    "docs/runbooks/reasons.md": "readers look up one reason; messages link to its heading",
+    "docs/runbooks/reasons.md": "readers look up one reason; one table leads to all",
 }
 """Pages that may have more than 1,500 words, and why they are not split."""
 
