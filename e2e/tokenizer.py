@@ -1,0 +1,58 @@
+"""The tokenizer implementation of the pipelines of tests and benchmarks.
+
+`TOKENIZER=Native` selects the native tokenizer; the default is `Python`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from triton_pipelines.api.tokenizer import TokenizerImplementation, TokenizerType
+
+ENV_TOKENIZER: Final = "TOKENIZER"
+
+
+def chosen(environment: Mapping[str, str]) -> TokenizerImplementation:
+    """Return the implementation that the environment selects.
+
+    Raises:
+        ValueError: It selects an unknown one.
+    """
+    given = environment.get(ENV_TOKENIZER) or TokenizerImplementation.PYTHON
+    if given not in list(TokenizerImplementation):
+        raise ValueError(f"{ENV_TOKENIZER}={given}: use {' or '.join(TokenizerImplementation)}")
+    return TokenizerImplementation(given)
+
+
+IMPLEMENTATION: Final = chosen(os.environ)
+
+
+def is_native() -> bool:
+    """Return whether the native tokenizer is selected."""
+    return IMPLEMENTATION is TokenizerImplementation.NATIVE
+
+
+def suffix() -> str:
+    """Return what follows the id of a result: each implementation has results of its own."""
+    return "-native" if is_native() else ""
+
+
+def command(identity: str) -> str | None:
+    """Return the command that repeats a measurement; `None` for the default implementation."""
+    if not (is_native() and built_in):
+        return None
+    return f"{ENV_TOKENIZER}={IMPLEMENTATION} make bench ID={identity}"
+
+
+def with_implementation(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec with the selected implementation.
+
+    A spec stays as it is if the default is selected, or if it has no built-in tokenizer.
+    """
+    tokenizer = spec.get("tokenizer")
+    built_in = tokenizer and tokenizer.get("type") in (None, TokenizerType.HUGGING_FACE)
+    if not (is_native() and built_in):
+        return dict(spec)
+    return {**spec, "tokenizer": {**tokenizer, "implementation": str(IMPLEMENTATION)}}

@@ -1,0 +1,49 @@
+"""`TOKENIZER` selects the implementation of the pipelines of tests and benchmarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e import tokenizer
+from e2e.load import workloads
+from e2e.suite import pipelines, tiny
+from triton_pipelines.api.tokenizer import TokenizerImplementation
+
+NATIVE = TokenizerImplementation.NATIVE
+
+
+def test_the_default_is_python() -> None:
+    assert tokenizer.chosen({}) is TokenizerImplementation.PYTHON
+    assert tokenizer.chosen({"TOKENIZER": ""}) is TokenizerImplementation.PYTHON
+    assert tokenizer.chosen({"TOKENIZER": "Native"}) is NATIVE
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    with pytest.raises(ValueError, match="TOKENIZER=native: use Python or Native"):
+        tokenizer.chosen({"TOKENIZER": "native"})
+
+
+@pytest.mark.parametrize("selected", TokenizerImplementation)
+def test_pipelines_get_the_selected_implementation(
+    monkeypatch: pytest.MonkeyPatch, selected: TokenizerImplementation
+) -> None:
+    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", selected)
+    expected = NATIVE if selected is NATIVE else None
+    documents = [
+        pipelines.small("sentiment"),
+        tiny.document(tokenizer={"padding": "Ragged"}),
+        *(make().document for make in workloads.WORKLOADS.values()),
+    ]
+    assert [item["spec"]["tokenizer"].get("implementation") for item in documents] == (
+        [expected] * len(documents)
+    )
+
+
+@pytest.mark.parametrize("spec", [{}, {"tokenizer": None}, {"tokenizer": {"type": "Python"}}])
+def test_a_spec_without_a_built_in_tokenizer_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", NATIVE)
+    assert tokenizer.with_implementation(spec) == spec
