@@ -78,7 +78,6 @@ def documents() -> Workload:
     # The small encoder of a rehearsal knows the words of its own tokenizer only.
     small = real_step.STEP == real_step.CPU
     tokenizer: dict[str, Any] = {
-        "implementation": str(real_step.TOKENIZER),
         "instances": {"max": MOST_INSTANCES},
     }
     if small:

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench import real_step
 from bench.closedloop import STAND_INS, place
 from bench.results import thresholds, write
+from e2e import tokenizer
 from e2e.load.bins import Answer, percentile
 from e2e.load.workloads import WORKLOADS, Workload
 
@@ -74,6 +76,7 @@ def run() -> None:
     chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(
         WORKLOADS
     )
+    real_step.prepare()
     found = []
     for name in chosen:
         found.append(asyncio.run(_measure(WORKLOADS[name]())))
@@ -83,7 +86,7 @@ def run() -> None:
     longest = [one for item in found for one in item.beyond]
     met = not any(item.failed for item in found) and max(longest) <= MOST_MILLISECONDS
     path = write(
-        "C4",
+        f"C4{tokenizer.suffix()}",
         longest,
         unit="ms above the longest request at a steady count, per change",
         goal=thresholds()["C4"]["goal"],
@@ -103,10 +106,11 @@ def run() -> None:
                 for what in item.workload.stand_ins
             ),
         ],
+        command=tokenizer.command("C4"),
         detail={"workloads": [item.detail() for item in found]},
     )
     print(
-        f"C4: {sum(item.failed for item in found)} failed, {max(longest):.0f} ms at most "
+        f"{path.stem}: {sum(item.failed for item in found)} failed, {max(longest):.0f} ms at most "
         f"beyond the steady longest ({'met' if met else 'missed'}); {path.name} written"
     )
 

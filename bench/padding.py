@@ -30,6 +30,7 @@ from bench.variants import (
     served,
     workload,
 )
+from e2e import tokenizer
 from triton_pipelines.tools.loadgen import LoadSpec, LoadSummary
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
@@ -90,7 +91,13 @@ def variants() -> Sequence[Variant]:
 
 
 def run() -> None:
-    """Measure, print and write S1 and S2 with their parts; 6 minutes."""
+    """Measure, print and write S1 and S2 with their parts; 6 minutes.
+
+    Raises:
+        StepError: The native tokenizer is selected, which these benchmarks do not have.
+    """
+    if tokenizer.is_native():
+        raise real_step.StepError("S1 and S2 use the Python tokenizer: unset TOKENIZER")
     real_step.prepare()
     startable = _startable(variants())
     found: dict[str, list[LoadSummary]] = {}

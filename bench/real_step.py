@@ -3,8 +3,9 @@
 ``STEP=gpu`` runs the model on an NVIDIA GPU, ``STEP=cpu`` on the CPU, which only rehearses a run.
 ``PRECISION`` is ``tf32`` (FP32 weights, as the ONNX runner runs them on a GPU), ``fp32`` (without
 TensorFloat-32) or ``fp16`` (weights and activations in half precision). ``TOKENIZER=Native`` puts
-the native tokenizer before the step where the benchmark has one (S3, C9). The model is MiniLM with
-a seeded linear head; without the package of its weights, all weights are seeded.
+the native tokenizer before the step where the benchmark has one (S3, C1 to C4, C9), also before a
+simulated step. The model is MiniLM with a seeded linear head; without the package of its weights,
+all weights are seeded.
 """
 
 from __future__ import annotations
@@ -22,21 +23,19 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
+from e2e import tokenizer
 from e2e.local import native
 from e2e.models import bytepairs, minilm, tree
 from e2e.models.graph import serialize
 from e2e.models.weights import EncoderConfig, load_weights, model_folder
 from tests.gpu import encoder, nvml
 from tests.support import tinymodel
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.compile.graph.graph import Graph, Step
 
 SIMULATED, GPU, CPU = "simulated", "gpu", "cpu"
 STEP: Final = os.environ.get("STEP", SIMULATED)
 TF32, FP32, FP16 = "tf32", "fp32", "fp16"
 PRECISION: Final = os.environ.get("PRECISION", TF32)
-TOKENIZER: Final = TokenizerImplementation(os.environ.get("TOKENIZER", "Python"))
-"""``spec.tokenizer.implementation`` of the ensemble."""
 MASKED_FP16: Final = -6e4
 """Added to the score of a masked position in half precision, whose least value is -65504."""
 CLASSES: Final = 2
@@ -84,15 +83,10 @@ def is_real() -> bool:
 def suffix() -> str:
     """Return what follows the id of a result: each real step has results of its own."""
     if not is_real():
-        return ""
+        return tokenizer.suffix()
     name = "rehearsal" if STEP == CPU else STEP
     precision = "" if PRECISION == TF32 else f"-{PRECISION}"
-    return f"-{name}{precision}" + ("-native" if is_native() else "")
-
-
-def is_native() -> bool:
-    """Return whether the native tokenizer is before the step."""
-    return TOKENIZER == TokenizerImplementation.NATIVE
+    return f"-{name}{precision}{tokenizer.suffix()}"
 
 
 def kind() -> str:
@@ -127,11 +121,11 @@ def record() -> dict[str, str]:
 
 
 def command(identity: str) -> str | None:
-    """Return the command that repeats a measurement; ``None`` for the simulated step."""
+    """Return the command that repeats a measurement; ``None`` if it needs no variables."""
+    of_tokenizer = tokenizer.command(identity)
     if not is_real():
-        return None
-    native_tokenizer = f" TOKENIZER={TOKENIZER}" if is_native() else ""
-    return f"STEP={STEP} PRECISION={PRECISION}{native_tokenizer} make bench ID={identity}"
+        return of_tokenizer
+    return f"STEP={STEP} PRECISION={PRECISION} {of_tokenizer or f'make bench ID={identity}'}"
 
 
 def prepare() -> None:
@@ -142,7 +136,7 @@ def prepare() -> None:
     Raises:
         StepError: ONNX Runtime cannot run a model on the GPU.
     """
-    if is_native():
+    if tokenizer.is_native():
         native.install()
     if STEP != GPU:
         return

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench import real_step
 from bench.closedloop import (
     DIRECT,
     PROMETHEUS,
@@ -26,6 +27,7 @@ from bench.phases import play
 from bench.plots import Timeline, save
 from bench.responses import Phase, Response
 from bench.results import thresholds, write
+from e2e import tokenizer
 from e2e.load.bins import Second
 from e2e.load.workloads import WORKLOADS, Workload
 
@@ -90,6 +92,7 @@ def run() -> None:
     chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(
         WORKLOADS
     )
+    real_step.prepare()
     runs = []
     for name in chosen:
         for source in SOURCES:
@@ -157,17 +160,18 @@ def _write(
         ),
     }
     path = write(
-        identity,
+        f"{identity}{tokenizer.suffix()}",
         samples,
         unit=unit,
         goal=thresholds()[identity]["goal"],
         met=met,
         workload="; ".join(dict.fromkeys(one.workload.text for one in runs)),
         stand_ins=list(stand_ins),
+        command=tokenizer.command(identity),
         detail={"notes": notes, "runs": [one.detail() for one in runs]},
     )
     print(
-        f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); "
+        f"{path.stem}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); "
         f"{path.name} written"
     )
 
@@ -188,4 +192,4 @@ def _plot(runs: Sequence[Run]) -> None:
         verdicts=[second.verdict for second in runs[0].seconds],
         slo=workload.slo,
     )
-    save(f"C1-{workload.name}", run)
+    save(f"C1{tokenizer.suffix()}-{workload.name}", run)
