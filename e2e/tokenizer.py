@@ -41,7 +41,7 @@ def suffix() -> str:
 
 def command(identity: str) -> str | None:
     """Return the command that repeats a measurement; `None` for the default implementation."""
-    if not (is_native() and built_in):
+    if not is_native():
         return None
     return f"{ENV_TOKENIZER}={IMPLEMENTATION} make bench ID={identity}"
 
@@ -52,7 +52,6 @@ def with_implementation(spec: Mapping[str, Any]) -> dict[str, Any]:
     A spec stays as it is if the default is selected, or if it has no built-in tokenizer.
     """
     tokenizer = spec.get("tokenizer")
-    built_in = tokenizer and tokenizer.get("type") in (None, TokenizerType.HUGGING_FACE)
-    if not (is_native() and built_in):
+    if not is_native() or not tokenizer or tokenizer.get("type") == TokenizerType.PYTHON:
         return dict(spec)
     return {**spec, "tokenizer": {**tokenizer, "implementation": str(IMPLEMENTATION)}}

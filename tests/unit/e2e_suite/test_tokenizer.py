@@ -41,6 +41,13 @@ def test_pipelines_get_the_selected_implementation(
     )
 
 
+def test_each_implementation_has_results_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (tokenizer.suffix(), tokenizer.command("C4")) == ("", None)
+    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", NATIVE)
+    assert tokenizer.suffix() == "-native"
+    assert tokenizer.command("C4") == "TOKENIZER=Native make bench ID=C4"
+
+
 @pytest.mark.parametrize("spec", [{}, {"tokenizer": None}, {"tokenizer": {"type": "Python"}}])
 def test_a_spec_without_a_built_in_tokenizer_keeps_it(
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
