@@ -2,8 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::encoder::{Columns, Encoder, MOST_ROW_BYTES, Row, RowError, panic_message};
+use crate::encoder::{Columns, Encoder, Row, RowError, panic_message};
 use crate::layout::{MOST_BYTES, Span, size};
+use crate::row_limit::MOST_ROW_BYTES;
 use crate::settings::{Kind, Padding, Settings, Truncation};
 use crate::texts::Input;
 use crate::words::WordMemory;

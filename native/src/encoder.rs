@@ -5,20 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tokenizers::{
-    Encoding, NormalizedString, Normalizer, PaddingParams, PostProcessor, Tokenizer,
-    TruncationParams, TruncationStrategy,
+    Encoding, PaddingParams, PostProcessor, Tokenizer, TruncationParams, TruncationStrategy,
 };
 
 use crate::pairs::{PairLayout, shares};
+use crate::row_limit::RowLimit;
 use crate::settings::{Kind, Settings, Truncation};
 use crate::words::{WordMemory, WordRules};
 
-/// Most bytes of a row after normalization. The library needs about 160 times as many bytes of memory
-/// while it tokenizes a text, and up to three times that if it cuts the text into tiny parts.
-pub const MOST_ROW_BYTES: usize = 1 << 20;
-/// Bytes of a row that no Unicode normalization makes longer than [`MOST_ROW_BYTES`]: NFKC makes a
-/// text at most 11 times as long.
-const SURELY_SHORT: usize = MOST_ROW_BYTES / 16;
 /// Most bytes of a tokenizer's file. Parsed, it needs about ten times as many.
 const MOST_FILE_BYTES: u64 = 256 << 20;
 const PAD_TOKENS: [&str; 5] = ["[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad"];
@@ -33,7 +27,7 @@ pub type Row<'a> = (&'a str, Option<&'a str>);
 pub enum RowError {
     /// The text of a pair that is not to be cut has so many tokens that none is left for the other.
     NoRoom(usize),
-    /// The row has more than [`MOST_ROW_BYTES`], after normalization or before it.
+    /// The row is larger than [`MOST_ROW_BYTES`](crate::row_limit::MOST_ROW_BYTES).
     TooLarge,
     /// What the library said.
     Library(String),
@@ -98,6 +92,7 @@ pub struct Encoder {
     layout: Option<PairLayout>,
     char_offsets: bool,
     words: Option<WordRules>,
+    limit: RowLimit,
     /// Values of padding.
     pub pads: Pads,
     /// Token IDs that the model knows, from 0; `None` if it knows all.
@@ -154,6 +149,7 @@ impl Encoder {
         let pads = pads(&tokenizer);
         tokenizer.with_padding(None::<PaddingParams>);
         let cut = settings.max_length.filter(|_| settings.truncation != Truncation::Refuse);
+        let limit = RowLimit::of(&tokenizer)?;
         let layout = cut_rows(&mut tokenizer, settings, cut, special)?;
         // The fast call leaves out offsets and, without a post-processor, types of second texts.
         let typed = pairs && needs.types && tokenizer.get_post_processor().is_none();
@@ -170,6 +166,7 @@ impl Encoder {
             cut,
             layout,
             words,
+            limit,
             pads,
         })
     }
@@ -190,7 +187,7 @@ impl Encoder {
         columns: &mut Columns,
     ) -> Result<(), RowError> {
         let attempt = catch_unwind(AssertUnwindSafe(|| {
-            self.check_size(row)?;
+            self.limit.check(&self.tokenizer, row)?;
             match memory {
                 Some(memory) => self.encode_by_words(row.0, memory, columns),
                 None => self.encode_by_library(row, columns),
@@ -205,37 +202,6 @@ impl Encoder {
         let token = *ids.iter().find(|id| **id >= known)?;
         let name = self.tokenizer.id_to_token(token).unwrap_or_default();
         Some(format!("{name} (id {token})").trim().to_owned())
-    }
-
-    /// Refuses a row whose tokens would need too much memory.
-    fn check_size(&self, row: Row<'_>) -> Result<(), RowError> {
-        let texts = [row.0, row.1.unwrap_or("")];
-        let mut room = MOST_ROW_BYTES;
-        for text in texts {
-            let size = if text.len() <= SURELY_SHORT || text.len() > MOST_ROW_BYTES {
-                text.len()
-            } else {
-                self.normalized_size(text)?
-            };
-            room = room.checked_sub(size).ok_or(RowError::TooLarge)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the bytes of a text after normalization, which runs in parts to bound its memory.
-    fn normalized_size(&self, text: &str) -> Result<usize, RowError> {
-        let Some(normalizer) = self.tokenizer.get_normalizer() else {
-            return Ok(text.len());
-        };
-        let (mut size, mut rest) = (0, text);
-        while !rest.is_empty() && size <= MOST_ROW_BYTES {
-            let (part, behind) = rest.split_at(part_end(rest));
-            let mut part = NormalizedString::from(part);
-            normalizer.normalize(&mut part).map_err(library_error)?;
-            size += part.get().len();
-            rest = behind;
-        }
-        Ok(size)
     }
 
     fn encode_by_words(
@@ -322,12 +288,6 @@ impl Encoder {
     }
 }
 
-/// Returns the end of the first part of a text, at most [`SURELY_SHORT`] bytes on.
-fn part_end(text: &str) -> usize {
-    let end = SURELY_SHORT.min(text.len());
-    (0..=end).rev().find(|place| text.is_char_boundary(*place)).unwrap_or(end)
-}
-
 fn push_if<T>(needed: bool, column: &mut Vec<T>, value: T) {
     if needed {
         column.push(value);
@@ -394,7 +354,8 @@ fn known_ids(path: &Path) -> Result<Option<u32>, String> {
     Ok(Some(u32::try_from(ids).unwrap_or(u32::MAX)))
 }
 
-fn library_error(error: Box<dyn std::error::Error + Send + Sync>) -> RowError {
+/// Returns the error of a row for one of the library.
+pub fn library_error(error: Box<dyn std::error::Error + Send + Sync>) -> RowError {
     RowError::Library(error.to_string())
 }
 
@@ -408,6 +369,7 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::row_limit::MOST_ROW_BYTES;
     use crate::settings::{Integer, Output, Padding};
     use crate::words::tests::bert;
 
@@ -495,13 +457,30 @@ mod tests {
         assert_eq!(encode(&"a".repeat(MOST_ROW_BYTES + 1)), Err(RowError::TooLarge));
         // NFKC makes 33 bytes of these 3.
         let expanding = "\u{fdfa}";
-        assert_eq!(encode(&expanding.repeat(SURELY_SHORT / 3)), Ok(()));
+        assert_eq!(encode(&expanding.repeat(MOST_ROW_BYTES / 33)), Ok(()));
         assert_eq!(encode(&expanding.repeat(MOST_ROW_BYTES / 30)), Err(RowError::TooLarge));
         let pairs = settings(&[Kind::InputIds], &["A", "B"], 7);
         let encoder = Encoder::new(bert(99), &pairs).unwrap();
         let half = "a".repeat(MOST_ROW_BYTES / 2 + 1);
         let both = encoder.encode((&half, Some(&half)), None, &mut columns);
         assert_eq!(both, Err(RowError::TooLarge));
+    }
+
+    #[test]
+    fn short_texts_that_the_normalizer_makes_long_are_refused() {
+        use tokenizers::normalizers::Replace;
+        let single = settings(&[Kind::InputIds], &["TEXT"], 7);
+        let encoder = |bytes: usize| {
+            let mut tokenizer = bert(99);
+            let replace = Replace::new(" ", "x".repeat(bytes)).unwrap();
+            tokenizer.with_normalizer(Some(replace)).unwrap();
+            Encoder::new(tokenizer, &single)
+        };
+        let mut columns = Columns::default();
+        let refused = encoder(100).unwrap().encode((&" ".repeat(20_000), None), None, &mut columns);
+        assert_eq!(refused, Err(RowError::TooLarge));
+        let message = encoder(5_000).err().unwrap();
+        assert!(message.contains("5000 times as long"), "{message}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod encoder;
 pub mod layout;
 pub mod pairs;
 pub mod regex_limits;
+pub mod row_limit;
 pub mod settings;
 pub mod texts;
 pub mod words;
