@@ -16,7 +16,7 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env native native-release compare-native fuzz-native demo serve models test unit coverage integration compatibility e2e gpu lint verify \
+.PHONY: help env native native-release compare-native compare-native-arm64 miri-native fuzz-native demo serve models test unit coverage integration compatibility e2e gpu lint verify \
   bench cluster cluster-down docs release fuzz soak golden clean
 
 help: ## List the commands
@@ -113,6 +113,12 @@ fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 S
 
 compare-native: env ## Compare the native tokenizer with the Python step: TEXTS=100000 SEED=1
 	@$(BIN)/python -m tests.support.nativecompare $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
+
+compare-native-arm64: env ## The same with the released library for ARM64, in qemu: TEXTS=10000 SEED=1
+	@$(BIN)/python -m tests.support.nativereplay $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
+
+miri-native: env ## Run the unsafe code of the native tokenizer in Miri (Rust nightly)
+	@$(BIN)/python -m tests.support.nativemiri
 
 fuzz-native: env ## Fuzz the native tokenizer under AddressSanitizer (Rust nightly): SECONDS=300 TARGET=requests|tokenizers
 	@$(BIN)/python -m tests.support.nativefuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TARGET),--target $(TARGET))

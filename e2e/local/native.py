@@ -158,8 +158,8 @@ def _cargo(command: str, *arguments: str, crate: Path = CRATE) -> None:
         run(call, crate, settings(os.environ))
 
 
-def run(call: list[str], folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a command of a build in the background.
+def run(call: list[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a command of a build in the background; return its output.
 
     Raises:
         NativeBuildError: it failed; the message ends with its last lines.
@@ -176,6 +176,7 @@ def run(call: list[str], folder: Path, environment: Mapping[str, str]) -> None:
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-TAIL_LINES:])
         raise NativeBuildError(f"`{' '.join(call[:2])}` in {folder} failed:\n{tail}")
+    return done.stdout
 
 
 def main() -> int:

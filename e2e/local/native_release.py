@@ -3,7 +3,7 @@
     make native-release
 
 Zig links against glibc 2.28, so the library loads on every distribution since 2018. It is compiled
-for other architectures, but not run: the tests of the crate run on this machine's architecture.
+for other architectures, but not run: `make compare-native-arm64` does that with an emulator.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import struct
 import sys
 import tempfile
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.local import cache, native
@@ -95,19 +96,49 @@ def install(package: Path) -> list[Path]:
 
 def _build(machine: str) -> Path:
     """Compile the library for ``machine`` and return it."""
-    target = f"{machine}-unknown-linux-gnu"
     folder = cache.cache_root() / "native-release-target"
-    tools = _tools()
-    cargo = native.find_cargo()
+    cargo(machine, "zigbuild", "--lib", folder=folder)
+    return folder / triple(machine) / "release" / NATIVE_TOKENIZER_LIBRARY
+
+
+def triple(machine: str) -> str:
+    """Return Rust's name of the target of a release for ``machine``."""
+    return f"{machine}-unknown-linux-gnu"
+
+
+def cargo(
+    machine: str,
+    command: str,
+    *arguments: str,
+    folder: Path,
+    crate: Path = native.CRATE,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Run ``cargo-zigbuild`` for ``machine`` as a release does; return its output.
+
+    Args:
+        machine: An architecture of ``MACHINES``.
+        command: A command of cargo-zigbuild.
+        arguments: More arguments of the command.
+        folder: Where Cargo puts what it compiles.
+        crate: The crate to compile.
+        variables: More environment variables; ``RUSTFLAGS`` is added to those of a release.
+
+    Raises:
+        native.NativeBuildError: no Rust toolchain, or a failed build (with its last lines).
+    """
+    tools, more = _tools(), dict(variables or {})
     environment = native.settings(os.environ) | {"CARGO_TARGET_DIR": str(folder)}
-    environment["PATH"] = f"{tools}{os.pathsep}{Path(cargo).parent}{os.pathsep}{os.environ['PATH']}"
+    path = (str(tools), str(Path(native.find_cargo()).parent), os.environ["PATH"])
+    environment["PATH"] = os.pathsep.join(path)
+    environment["RUSTFLAGS"] = f"{environment['RUSTFLAGS']} {more.pop('RUSTFLAGS', '')}".strip()
+    environment |= more
     if rustup := shutil.which("rustup", path=environment["PATH"]):
-        native.run([rustup, "target", "add", target], native.CRATE, environment)
-    call = [cargo, "zigbuild", "--release", "--locked", "--jobs=1", "--lib"]
-    call.append(f"--target={target}.{GLIBC[0]}.{GLIBC[1]}")
+        native.run([rustup, "target", "add", triple(machine)], crate, environment)
+    call = [str(tools / "cargo-zigbuild"), command, "--release", "--locked", "--jobs=1"]
+    call += [f"--target={triple(machine)}.{GLIBC[0]}.{GLIBC[1]}", *arguments]
     with cache.locked(folder):
-        native.run(call, native.CRATE, environment)
-    return folder / target / "release" / NATIVE_TOKENIZER_LIBRARY
+        return native.run(call, crate, environment)
 
 
 def _tools() -> Path:

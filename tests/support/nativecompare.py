@@ -2,12 +2,14 @@
 
     make compare-native TEXTS=100000 SEED=1
 
-Both run in this process. Everything follows from the seed.
+Both run in this process. Everything follows from the seed. With ``--record FILE``, the requests and
+the answers of the native tokenizer are recorded, for :mod:`tests.support.nativereplay`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
@@ -16,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,8 +40,10 @@ Inputs = Mapping[str, np.ndarray]
 class Comparison:
     """What was compared so far."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, recording: BinaryIO | None = None) -> None:
         self.seed = seed
+        self.recording = recording
+        """Receives the models and batches of the native tokenizer."""
         self.rows: Counter[str] = Counter()
         """Texts and pairs that both answered or rejected, by kind of tokenizer."""
         self.pairs = 0
@@ -73,7 +77,7 @@ class Comparison:
             except ValueError as error:
                 self._both_refuse(folder, config, parameters, str(error), where)
                 return
-            native = NativeModel(folder, config, parameters)
+            native = NativeModel(folder, config, parameters, self.recording)
             try:
                 self._requests(kind, rng, names, python, native, where)
             finally:
@@ -89,7 +93,7 @@ class Comparison:
     ) -> None:
         self.rejected["load"] += 1
         try:
-            NativeModel(folder, config, parameters).close()
+            NativeModel(folder, config, parameters, self.recording).close()
         except ValueError as error:
             if expected not in str(error):
                 self.differences.append(f"{where}: load: {expected!r}, native {str(error)!r}")
@@ -205,22 +209,31 @@ def _shown(inputs: Inputs) -> str:
     return ", ".join(f"{name} {column[:, 0].tolist()}" for name, column in inputs.items())
 
 
+def compare(seed: int, count: int, record: Path | None = None) -> bool:
+    """Compare ``count`` texts or pairs, and print the counts; return whether all are equal."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        recording = None if record is None else stack.enter_context(record.open("wb"))
+        comparison = Comparison(seed, recording)
+        comparison.run(count)
+    for found in comparison.differences:
+        print(f"DIFFERENT: {found[:4000]}")
+    print(
+        f"seed {seed}: {comparison.rows.total()} texts and pairs ({comparison.pairs} pairs)"
+        f" in {time.monotonic() - began:.0f} s, {len(comparison.differences)} differences;"
+        f" {dict(comparison.rows)}; equal errors: {dict(comparison.rejected)}"
+    )
+    return not comparison.differences
+
+
 def main() -> int:
     """Command line: compare, print the counts, return 1 if anything differs."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--texts", type=int, default=100_000)
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--record", type=Path)
     given = arguments.parse_args()
-    began, comparison = time.monotonic(), Comparison(given.seed)
-    comparison.run(given.texts)
-    for found in comparison.differences:
-        print(f"DIFFERENT: {found[:4000]}")
-    print(
-        f"seed {given.seed}: {comparison.rows.total()} texts and pairs ({comparison.pairs} pairs)"
-        f" in {time.monotonic() - began:.0f} s, {len(comparison.differences)} differences;"
-        f" {dict(comparison.rows)}; equal errors: {dict(comparison.rejected)}"
-    )
-    return 1 if comparison.differences else 0
+    return 0 if compare(given.seed, given.texts, given.record) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The native tokenizer in this process, without Triton: `native/fuzz` links it to a test server."""
+"""The native tokenizer in this process, without Triton: `native/fuzz` links it to a test server.
+
+Models and batches can be recorded, and replayed by `native/fuzz/src/replay.rs`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,6 +24,8 @@ BACKEND_API = (1, 19)
 # Data types as numbers of Triton's C API.
 BYTES = 13
 _INTEGERS = {8: np.int32, 9: np.int64}
+# Entries of a recording.
+_MODEL, _BATCH = 1, 2
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,15 @@ class NativeModel:
     """A native tokenizer with one instance; close it after use."""
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any], parameters: Mapping[str, str]
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        parameters: Mapping[str, str],
+        recording: BinaryIO | None = None,
     ) -> None:
         """Load the model in ``folder``, which holds version 1.
+
+        ``recording`` receives the model and its batches.
 
         Raises:
             ValueError: the backend's message.
@@ -98,8 +109,12 @@ class NativeModel:
         self._loaded = _library().testserver_load(
             text.encode(), str(folder).encode(), ctypes.byref(error)
         )
-        if not self._loaded:
-            raise ValueError(_taken(error).decode())
+        refusal = b"" if self._loaded else _taken(error)
+        self._recording = recording
+        if recording is not None:
+            recording.write(_model_entry(folder, text, refusal))
+        if refusal:
+            raise ValueError(refusal.decode())
 
     def execute(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Answer]:
         """Answer requests of BYTES tensors as one batch."""
@@ -108,7 +123,10 @@ class NativeModel:
         )
         answers = _Block()
         _library().testserver_execute(self._loaded, data, len(data), ctypes.byref(answers))
-        reader = _Reader(_taken(answers))
+        answered = _taken(answers)
+        if self._recording is not None:
+            self._recording.write(struct.pack("<q", _BATCH) + _block(data) + _block(answered))
+        reader = _Reader(answered)
         return [reader.answer() for _ in requests]
 
     def close(self) -> None:
@@ -132,6 +150,13 @@ class NativeModel:
 def _elements(rows: np.ndarray) -> Iterator[bytes]:
     for row in rows.flat:
         yield struct.pack("<I", len(row)) + row
+
+
+def _model_entry(folder: Path, config: str, refusal: bytes) -> bytes:
+    files = sorted((folder / "1").iterdir())
+    parts = [struct.pack("<qq", _MODEL, len(files))]
+    parts += [_block(file.name.encode()) + _block(file.read_bytes()) for file in files]
+    return b"".join((*parts, _block(config.encode()), _block(refusal)))
 
 
 def _block(content: bytes) -> bytes:

@@ -94,9 +94,10 @@ pub fn config(choices: &mut Choices<'_>) -> (String, usize) {
     (text, inputs)
 }
 
-/// Returns a folder of this process with `tokenizer` as its version 1.
+/// Returns a folder of this thread with `tokenizer` as its version 1.
 pub fn folder(tokenizer: &[u8]) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("fuzz-tokenizer-{}", std::process::id()));
+    let (process, thread) = (std::process::id(), std::thread::current().id());
+    let folder = std::env::temp_dir().join(format!("fuzz-tokenizer-{process}-{thread:?}"));
     std::fs::create_dir_all(folder.join("1")).expect("a temporary folder");
     std::fs::write(folder.join("1/tokenizer.json"), tokenizer).expect("a temporary file");
     folder

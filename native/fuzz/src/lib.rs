@@ -10,4 +10,5 @@ pub mod model;
 pub mod wire;
 
 // Links the backend, whose functions `model` declares.
+#[cfg(feature = "backend")]
 use triton_tritonpipe_tokenizer as _;

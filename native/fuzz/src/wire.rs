@@ -22,29 +22,44 @@ impl From<Vec<u8>> for Bytes {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Reads this module's format.
+pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// Returns a reader of `data`.
+    pub fn new(data: &'a [u8]) -> Self {
+        Self(data)
+    }
+
+    /// Returns whether everything has been read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn take(&mut self, size: usize) -> &'a [u8] {
         let (front, rest) = self.0.split_at(size);
         self.0 = rest;
         front
     }
 
-    fn number(&mut self) -> i64 {
+    /// Returns the next number.
+    pub fn number(&mut self) -> i64 {
         i64::from_le_bytes(self.take(8).try_into().expect("8 bytes"))
     }
 
-    fn bytes(&mut self) -> &'a [u8] {
+    /// Returns the next block of bytes.
+    pub fn bytes(&mut self) -> &'a [u8] {
         let size = self.number() as usize;
         self.take(size)
     }
 
-    fn text(&mut self) -> CString {
+    /// Returns the next text.
+    pub fn text(&mut self) -> CString {
         CString::new(self.bytes()).expect("no NUL")
     }
 
-    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> T) -> Vec<T> {
+    /// Returns the next items, which follow their number.
+    pub fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> T) -> Vec<T> {
         (0..self.number()).map(|_| item(self)).collect()
     }
 
@@ -83,6 +98,14 @@ fn put_answer(bytes: &mut Vec<u8>, answer: &Answer) {
             }
         }
     }
+}
+
+/// Answers a batch of requests, both in this module's format.
+pub fn execute(loaded: &mut Loaded, requests: &[u8]) -> Vec<u8> {
+    let requests = Reader::new(requests).list(Reader::request);
+    let mut bytes = Vec::new();
+    loaded.execute(requests).iter().for_each(|answer| put_answer(&mut bytes, answer));
+    bytes
 }
 
 /// Sets the version of the backend API that the server claims.
@@ -125,14 +148,9 @@ pub unsafe extern "C" fn testserver_execute(
     answers: *mut Bytes,
 ) {
     // SAFETY: the caller's promise.
-    let mut reader = Reader(unsafe { std::slice::from_raw_parts(data, size) });
-    let requests = reader.list(Reader::request);
+    let (loaded, requests) = unsafe { (&mut *loaded, std::slice::from_raw_parts(data, size)) };
     // SAFETY: the caller's promise.
-    let made = unsafe { (*loaded).execute(requests) };
-    let mut bytes = Vec::new();
-    made.iter().for_each(|answer| put_answer(&mut bytes, answer));
-    // SAFETY: the caller's promise.
-    unsafe { *answers = bytes.into() };
+    unsafe { *answers = execute(loaded, requests).into() };
 }
 
 /// Unloads a model.
