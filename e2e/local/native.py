@@ -101,13 +101,17 @@ def install() -> Path:
 def test() -> None:
     """Run the crate's own tests, unless they passed before with the same sources.
 
+    Clippy runs first if it is installed. It rejects unsafe code without its invariant.
+
     Raises:
-        NativeBuildError: no Rust toolchain, or a test that fails (with the last lines).
+        NativeBuildError: no Rust toolchain, or a check that fails (with the last lines).
     """
     passed = cache.cache_root() / f"native-{key()}" / "tests-passed"
     with cache.locked(passed.parent):
         if not passed.exists():
             with step("testing the native tokenizer"):
+                if shutil.which("cargo-clippy", path=Path(find_cargo()).parent):
+                    _cargo("clippy")
                 _cargo("test")
             passed.parent.mkdir(parents=True, exist_ok=True)
             passed.touch()

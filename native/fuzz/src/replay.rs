@@ -105,5 +105,6 @@ fn main() -> ExitCode {
         replay.batches,
         replay.differences
     );
-    if replay.differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let succeeded = replay.batches > 0 && replay.differences == 0;
+    if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
