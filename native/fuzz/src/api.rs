@@ -377,9 +377,11 @@ pub unsafe extern "C" fn TRITONBACKEND_ResponseOutput(
     unsafe {
         let shape = std::slice::from_raw_parts(shape, rank as usize).to_vec();
         let name = CStr::from_ptr(name).to_owned();
-        let mut made = Box::new(Output { name, data_type, shape, content: Box::default() });
-        *output = &mut *made;
-        (&mut (*response).outputs).push(made);
+        let made = Box::new(Output { name, data_type, shape, content: Box::default() });
+        let outputs = &mut (*response).outputs;
+        outputs.push(made);
+        // Moving the box would invalidate a pointer that was made before.
+        *output = outputs.last_mut().map_or(null_mut(), |made| &raw mut **made);
     }
     null_mut()
 }
