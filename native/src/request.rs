@@ -77,9 +77,11 @@ pub unsafe fn input_of<'a>(request: *mut Handle, name: &CStr) -> Result<InputCon
             "{shown} has {total} bytes, more than the {MOST_BYTES} allowed; send fewer or shorter texts"
         )));
     }
-    // SAFETY: Triton's shape has `rank` dimensions and lives as long as the request.
-    let shape =
-        if rank == 0 { &[] } else { unsafe { slice::from_raw_parts(shape, rank as usize) } };
+    let shape = match rank {
+        0 => &[][..],
+        // SAFETY: Triton's shape has `rank` dimensions and lives as long as the request.
+        _ => unsafe { slice::from_raw_parts(shape, rank as usize) },
+    };
     let mut bytes = Cow::Borrowed(&[][..]);
     for index in 0..buffers {
         // SAFETY: `input` belongs to the request and has that many buffers.
