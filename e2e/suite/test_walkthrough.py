@@ -48,7 +48,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def replaced(text: str, replacements: Mapping[str, str]) -> str:
-    """Return the text with the values of this run; each replacement is needed."""
+    """Return the text with the values of this run."""
     for old, new in replacements.items():
         text = text.replace(old, new)
     return text
@@ -61,6 +61,7 @@ def script(cluster: Cluster) -> str:
     values = {
         "10.99.0.1": host,
         "9000": files,
+        "127.0.0.1:8000": f"127.0.0.1:{http}",
         "127.0.0.1:9091": f"127.0.0.1:{prometheus}",
         "e2e.local kubeconfig": f"e2e.local kubeconfig --name {cluster.name}",
         "e2e.local load-image": f"e2e.local load-image --name {cluster.name}",

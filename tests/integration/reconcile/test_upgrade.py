@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.support.operators import apply_any, eventually, is_ready, operator, r
 from tests.unit.docs import markdown
 from triton_pipelines.api import names
 from triton_pipelines.cluster import resources
-from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 
 pytestmark = [
@@ -38,6 +39,9 @@ OPTIONS: dict[str, Any] = {
     "substitute_runner": frozenset({"onnxruntime_onnx"}),
 }
 """The options of the recorded operator, but for the image of the new release."""
+NAMESPACE = "default"
+"""The namespace of the recorded objects, which is part of the revision's hash."""
+READY_SECONDS = 120.0
 COUNTS = {"tokenizer": 3}
 """Live instance counts at the time of the upgrade."""
 
@@ -50,75 +54,91 @@ def changes_since(version: str) -> str:
     return re.sub(r"\s+", " ", " ".join(texts))
 
 
-async def install(client: Client, namespace: str, release: Path) -> Object:
-    """Create the objects of a release; return the pipeline."""
+async def install(client: Client, release: Path) -> str:
+    """Create the objects of a release; return the name of their pipeline."""
     recorded = list(libyaml.load_all(release.read_text(encoding="utf-8")))
     pipeline, *children = recorded
-    pipeline["metadata"]["namespace"] = namespace
+    pipeline["metadata"]["namespace"] = NAMESPACE
     owner = await apply_any(client, INFERENCE_PIPELINES, pipeline)
     reference = {key: owner[key] for key in ("apiVersion", "kind")}
     reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
     kinds = {resource.kind: resource for resource in resources.WATCHED_CHILDREN}
     for child in children:
         child["metadata"] |= {
-            "namespace": namespace,
+            "namespace": NAMESPACE,
             "ownerReferences": [{**reference, "controller": True, "blockOwnerDeletion": True}],
         }
         if "counts.json" in child.get("data", {}):
             child["data"]["counts.json"] = json.dumps(COUNTS)
         await apply_any(client, kinds[child["kind"]], child, manager=names.MANAGER_CHILDREN)
-    return owner
+    return str(owner["metadata"]["name"])
 
 
-async def deployed_revision(client: Client, namespace: str, name: str) -> str:
-    deployment = await client.get(DEPLOYMENTS, namespace, name)
+async def deployed_revision(client: Client, name: str) -> str:
+    deployment = await client.get(DEPLOYMENTS, NAMESPACE, name)
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     return str(labels[names.LABEL_REVISION])
 
 
-async def identities(client: Client, namespace: str) -> dict[tuple[str, str], str]:
+async def identities(client: Client) -> dict[tuple[str, str], str]:
     """Return the UID of each object of the pipeline that has no revision in its name."""
     listed = [
         (resource.kind, item)
         for resource in resources.WATCHED_CHILDREN
         if resource.kind in ("Deployment", "Service", "NetworkPolicy", "ConfigMap")
         for item in (
-            await client.list(resource, namespace, label_selector=names.MANAGED_SELECTOR)
+            await client.list(resource, NAMESPACE, label_selector=names.MANAGED_SELECTOR)
         ).items
     ]
     return {(kind, item["metadata"]["name"]): item["metadata"]["uid"] for kind, item in listed}
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.stem)
+@pytest.fixture(params=RELEASES, ids=lambda path: path.stem)
+async def release(admin: Client, request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, str]]:
+    """Install what a release created, with pods that serve.
+
+    Yields its version, and the name of the pipeline.
+    """
+    name = await install(admin, request.param)
+    async with repeated(partial(serve_pods, admin, NAMESPACE)):
+        await eventually("the pod of the release serves", partial(serving_pod, admin))
+        yield request.param.stem, name
+    await admin.delete(INFERENCE_PIPELINES, NAMESPACE, name)
+    await eventually("the release is removed", partial(is_removed, admin))
+
+
+async def serving_pod(client: Client) -> str:
+    """Return the UID of the only pod, if it is ready."""
+    pods = (await client.list(PODS, NAMESPACE)).items
+    return pods[0]["metadata"]["uid"] if len(pods) == 1 and is_ready(pods[0]) else ""
+
+
+async def is_removed(client: Client) -> bool:
+    """Return whether nothing of the pipeline is left; no kubelet ends its pods."""
+    for pod in (await client.list(PODS, NAMESPACE)).items:
+        await client.delete(PODS, NAMESPACE, pod["metadata"]["name"], grace_seconds=0)
+    return not await identities(client)
+
+
 async def test_an_upgrade_keeps_objects_and_replaces_pods_only_if_the_changelog_says_so(
-    admin: Client, proxy: FaultProxy, namespace: str, tmp_path: Path, release: Path
+    admin: Client, proxy: FaultProxy, tmp_path: Path, release: tuple[str, str]
 ) -> None:
-    pipeline = await install(admin, namespace, release)
-    name = pipeline["metadata"]["name"]
-    before = await identities(admin, namespace)
-    revision = await deployed_revision(admin, namespace, name)
-    async with repeated(partial(serve_pods, admin, namespace)):
+    version, name = release
+    before, revision = await identities(admin), await deployed_revision(admin, name)
+    pod = await serving_pod(admin)
+    async with operator(proxy, tmp_path, NAMESPACE, operator_namespace=NAMESPACE, **OPTIONS):
 
-        async def pods_serve() -> bool:
-            pods = (await admin.list(PODS, namespace)).items
-            return bool(pods) and all(map(is_ready, pods))
+        async def is_adopted() -> bool:
+            item = await admin.get(INFERENCE_PIPELINES, NAMESPACE, name)
+            conditions = (item.get("status") or {}).get("conditions", ())
+            return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-        await eventually("the pods of the release serve", pods_serve)
-        (pod,) = (await admin.list(PODS, namespace)).items
-        async with operator(proxy, tmp_path, namespace, operator_namespace=namespace, **OPTIONS):
-
-            async def is_adopted() -> bool:
-                item = await admin.get(INFERENCE_PIPELINES, namespace, name)
-                conditions = (item.get("status") or {}).get("conditions", ())
-                return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-            await eventually("the new operator reports Ready", is_adopted, 120)
-            after = await identities(admin, namespace)
-            new_revision = await deployed_revision(admin, namespace, name)
-            live = await admin.get(CONFIG_MAPS, namespace, f"{name}-live")
-            (served,) = (await admin.list(PODS, namespace)).items
+        await eventually("the new operator reports Ready", is_adopted, READY_SECONDS)
+        after, new_revision = await identities(admin), await deployed_revision(admin, name)
+        live = await admin.get(CONFIG_MAPS, NAMESPACE, f"{name}-live")
+        served = await serving_pod(admin)
     assert {key: after.get(key) for key in before} == before
     assert json.loads(live["data"]["counts.json"]) == COUNTS
-    is_same_pod = served["metadata"]["uid"] == pod["metadata"]["uid"]
-    assert is_same_pod == (new_revision == revision)
-    assert is_same_pod or ROLLS in changes_since(release.stem)
+    assert served
+    assert (served == pod) == (new_revision == revision)
+    assert served == pod or ROLLS in changes_since(version)
