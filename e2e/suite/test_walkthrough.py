@@ -100,7 +100,6 @@ def test_the_walkthrough_runs_as_written(cluster: Cluster, checkout: Path) -> No
         "PYTHONPATH": str(markdown.ROOT),
         "COLUMNS": "120",
         "NO_PROXY": "*",
-        "PS4": "+ $SECONDS s: ",
     }
     with (checkout / "log").open("w+") as log:
         done = subprocess.run(
