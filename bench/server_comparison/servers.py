@@ -90,6 +90,9 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
         for implementation in ("Python", "Native"):
             server = stack.enter_context(pipeline(implementation, files, folder / implementation))
             endpoints += of_triton(f"pipeline, {implementation}", EMBEDDING, server, is_ours=True)
+        server = stack.enter_context(pipeline("Native", files, folder / "pooled", "Model"))
+        name = "pipeline, Native, pooling in the model"
+        endpoints += of_triton(name, EMBEDDING, server, is_ours=True)[1:2]
         server = stack.enter_context(handwritten.served(files, folder / "handwritten"))
         whole = of_triton("handwritten ensemble", handwritten.NAME, server, is_ours=False)
         endpoints += whole[1:2]
@@ -107,7 +110,7 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
         yield endpoints
 
 
-def document(implementation: str) -> dict[str, Any]:
+def document(implementation: str, placement: str) -> dict[str, Any]:
     """Return the sample `embedding` with the limits that all servers have."""
     rows = {"maxBatchSize": encoder.MAX_ROWS}
     tokenizer = {
@@ -115,16 +118,20 @@ def document(implementation: str) -> dict[str, Any]:
         "dynamicBatching": {"maxQueueDelayMicroseconds": encoder.MAX_DELAY_MS * 1000},
     }
     model = {"instances": {"count": encoder.WORKERS}, **rows}
-    return merged(sample(EMBEDDING), {"spec": {"tokenizer": tokenizer, "model": model}})
+    postprocess = {"placement": placement}
+    changes = {"tokenizer": tokenizer, "model": model, "postprocess": postprocess}
+    return merged(sample(EMBEDDING), {"spec": changes})
 
 
 @contextlib.contextmanager
-def pipeline(implementation: str, files: Path, folder: Path) -> Iterator[LocalTriton]:
+def pipeline(
+    implementation: str, files: Path, folder: Path, placement: str = "Step"
+) -> Iterator[LocalTriton]:
     """Serve the pipeline as `tritonpipe serve` does."""
     native.install()
     folder.mkdir(parents=True)
     file = folder / "pipeline.yaml"
-    file.write_text(yaml.safe_dump(document(implementation)), encoding="utf-8")
+    file.write_text(yaml.safe_dump(document(implementation, placement)), encoding="utf-8")
     rules = [rule.removeprefix("--source-map=") for rule in source_map(files)]
     with serve_locally(file, rules, folder=folder / "work", deadline=300) as served:
         yield served.server

@@ -85,6 +85,26 @@ class PlanCheck(PlanPlace):
     tokens: PlanTokens | None = None
 
 
+class PlanPool(PlanPlace):
+    """ONNX files to which pooling is added, after their check and before any adaptation.
+
+    The files are rewritten in place.
+    """
+
+    field: str = "spec.postprocess.placement"
+    """The field of the resource that requires this, for messages."""
+    tokens: Annotated[str, Field(min_length=1)]
+    """Output of shape [rows, tokens, width]; the new file does not have it."""
+    mask: Annotated[str, Field(min_length=1)] | None = None
+    """Input of shape [rows, tokens] that weighs the tokens; ``None`` to take the first token."""
+    embedding: Annotated[str, Field(min_length=1)]
+    """Output of shape [rows, width] that replaces it, in FP32."""
+    width: Annotated[int, Field(ge=1)]
+    """Length of an embedding."""
+    normalize: bool
+    """Whether embeddings have unit length."""
+
+
 def shape_input(name: str) -> str:
     """Return the name of the input with the row lengths of the ragged input ``name``.
 

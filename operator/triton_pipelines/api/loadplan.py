@@ -34,6 +34,7 @@ from .loadchecks import (
     PlanAdapt,
     PlanCheck,
     PlanPlace,
+    PlanPool,
     PlanRaggedInput,
     PlanTensor,
     PlanTokens,
@@ -57,6 +58,7 @@ __all__ = [
     "PlanFile",
     "PlanLibrary",
     "PlanPlace",
+    "PlanPool",
     "PlanRaggedInput",
     "PlanTensor",
     "PlanTokens",
@@ -132,6 +134,7 @@ class LoadPlan(LoadModel):
     counts: Annotated[tuple[PlanCount, ...], Field(strict=False)] = ()
     fetch: Annotated[tuple[PlanFetch, ...], Field(strict=False)] = ()
     checks: Annotated[tuple[PlanCheck, ...], Field(strict=False)] = ()
+    pool: Annotated[tuple[PlanPool, ...], Field(strict=False)] = ()
     adapt: Annotated[tuple[PlanAdapt, ...], Field(strict=False)] = ()
     site: Annotated[tuple[str, ...], Field(strict=False)] = ()
     libraries: Annotated[tuple[PlanLibrary, ...], Field(strict=False)] = ()
@@ -168,7 +171,7 @@ class LoadPlan(LoadModel):
         pipeline's revision.
         """
         plan: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
-        for part in ("adapt", "libraries"):
+        for part in ("pool", "adapt", "libraries"):
             if not plan[part]:
                 del plan[part]
         for part, later in _LATER.items():

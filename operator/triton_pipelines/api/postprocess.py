@@ -26,6 +26,13 @@ class PostprocessType(StrEnum):
     PYTHON = "Python"
 
 
+class PoolingPlacement(StrEnum):
+    """Where an embedding is computed."""
+
+    STEP = "Step"
+    MODEL = "Model"
+
+
 CLASSIFIERS = (PostprocessType.SOFTMAX, PostprocessType.SIGMOID)
 POOLINGS = (PostprocessType.MEAN_POOLING, PostprocessType.FIRST_TOKEN)
 
@@ -83,6 +90,15 @@ class Postprocess(ApiModel):
     normalize: Annotated[
         Switch | None,
         Field(description="If Enabled (the default), embeddings are normalized to unit length."),
+    ] = None
+    placement: Annotated[
+        PoolingPlacement | None,
+        Field(
+            description=(
+                "Where an embedding is computed. Step (the default): in a Python process. Model: "
+                "in the model's ONNX file."
+            )
+        ),
     ] = None
     python: Annotated[CustomCode | None, Field(description="Custom code, for type Python.")] = None
     inputs: Annotated[
@@ -195,3 +211,8 @@ class Postprocess(ApiModel):
             field="inputs",
         ),
     )
+
+    @property
+    def pools_in_model(self) -> bool:
+        """Return whether the resource asks for an embedding that the model's file computes."""
+        return self.placement is PoolingPlacement.MODEL and self.type in POOLINGS

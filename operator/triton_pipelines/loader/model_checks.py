@@ -14,10 +14,12 @@ from triton_pipelines.api.loadplan import (
     PlanAdapt,
     PlanCheck,
     PlanPlace,
+    PlanPool,
     PlanTokens,
 )
 from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.files import write_atomically
+from triton_pipelines.loader.model_pooling import pool_file
 from triton_pipelines.loader.onnx_file import compare, read_onnx
 from triton_pipelines.loader.onnx_shapes import external_shape_constants
 from triton_pipelines.loader.onnx_store import load_without_weights
@@ -64,7 +66,7 @@ class ModelInspection:
         self._known: dict[str, int] = {}
 
     def run(self) -> None:
-        """Check all files, then adapt those that passed.
+        """Check all files, then add pooling to those that passed, and adapt them.
 
         Raises:
             OSError: the volume is full.
@@ -79,13 +81,21 @@ class ModelInspection:
                 below(self._models, tokenizer).with_name(KNOWN_IDS),
                 json.dumps({"ids": size}).encode(),
             )
+        for pooling in self._plan.pool:
+            for path in self._sound_paths(pooling):
+                self._pool(pooling, path)
         for adaptation in self._plan.adapt:
-            # A file that does not match its declaration is reported as that, and not adapted.
-            if any(error.step == adaptation.step for error in self._errors):
-                continue
-            for path in self._paths(adaptation):
-                if path in self._written:
-                    self._adapt(adaptation, path)
+            for path in self._sound_paths(adaptation):
+                self._adapt(adaptation, path)
+
+    def _sound_paths(self, place: PlanPlace) -> list[str]:
+        """Return the fetched files of a step, or none if the step has an error already.
+
+        A file that does not match its declaration is reported as that, and not changed.
+        """
+        if any(error.step == place.step for error in self._errors):
+            return []
+        return [path for path in self._paths(place) if path in self._written]
 
     def _paths(self, place: PlanPlace) -> list[str]:
         """Return the files meant: the one that is named, or that of every version of a model."""
@@ -155,6 +165,17 @@ class ModelInspection:
             return []
         return found
 
+    def _pool(self, item: PlanPool, path: str) -> None:
+        uri = self._uri(item, path)
+        obstacle = pool_file(below(self._models, path), item)
+        if obstacle:
+            message = f"{uri} cannot pool: {obstacle}; remove {item.field}, so that a step pools"
+            self._errors.append(
+                LoaderError(LoadReason.MODEL_MISMATCH, message, step=item.step, field=item.field)
+            )
+            return
+        self._log.info("%s: %s returns %s", item.field, uri, item.embedding)
+
     def _adapt(self, item: PlanAdapt, path: str) -> None:
         uri = self._uri(item, path)
         result = self._adapted(self._with_vocabulary(item), path, uri)
@@ -201,7 +222,10 @@ class ModelInspection:
             return not_understood(_first_line(error))
 
     def _output_dims(self, item: PlanAdapt) -> dict[str, tuple[int, ...]]:
-        """Return the declared dims of the step's outputs, without the batch axis."""
+        """Return the declared dims of the step's outputs as fetched, without the batch axis.
+
+        The output of pooling states its own dims.
+        """
         return {
             tensor.name: tensor.dims
             for check in self._plan.checks

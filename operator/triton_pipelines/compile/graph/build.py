@@ -23,6 +23,7 @@ from .ensemble import (
 )
 from .gpu_memory import with_gpu_memory
 from .graph import Graph, Role, Step, Tensor
+from .model_pooling import with_model_pooling
 from .model_step import max_batch_size, model_step
 from .options import Options
 from .padding_choice import TokenReader, choose_padding
@@ -87,7 +88,10 @@ def build(
     graph = _graph(pipeline, steps, auxiliary, padding)
     if graph.entry is not None:
         return with_entry_point(graph)
-    return with_pooled_outputs(with_ensemble(graph, spec, tokenizer_batch))
+    graph = with_ensemble(graph, spec, tokenizer_batch)
+    if spec.postprocess.pools_in_model:
+        graph = with_model_pooling(graph)
+    return with_pooled_outputs(graph)
 
 
 def _graph(

@@ -21,7 +21,7 @@ from triton_pipelines.api.sequence_batching import ControlKind
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .graph import Graph, Implementation, Tensor
+from .graph import Graph, Implementation, Reference, Tensor
 from .lint_findings import warning
 
 # numpy is imported when an example is read: `tritonpipe validate` seldom has one and would wait.
@@ -113,16 +113,20 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
         for control in one.controls
         if control.kind is ControlKind.CORRID
     ]
-    own = {step.name for step in graph.steps if step.implementation is Implementation.POSTPROCESS}
+    own = {
+        Reference(step.name, tensor.name)
+        for step in graph.steps
+        for tensor in step.outputs
+        if step.implementation is Implementation.POSTPROCESS
+        or (step.pooling is not None and tensor == step.pooling.embedding)
+    }
     made_up = not health.inputs and health.text is None
     return ExampleRequest(
         inputs=inputs,
         stream=graph.decoupled,
         sequence=bool(sequences),
         text_ids=any(control.data_type is DataType.STRING for control in correlation),
-        finite=frozenset(
-            output.tensor.name for output in graph.outputs if output.source.step in own
-        ),
+        finite=frozenset(output.tensor.name for output in graph.outputs if output.source in own),
         made_up=made_up,
         repeat=2
         if made_up and graph.max_batch_size > 1 and not sequences and not graph.decoupled

@@ -150,6 +150,20 @@ class WarmupSample:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPooling:
+    """Pooling that the loader adds to the ONNX file of a step."""
+
+    tokens: Tensor
+    """The output of the file, with one vector per token."""
+    mask: str | None
+    """Input of the file whose values weigh the tokens; ``None`` to take the first token."""
+    embedding: Tensor
+    """The output that replaces ``tokens``."""
+    normalize: bool
+    """Whether embeddings have unit length."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One model of the repository."""
 
@@ -217,6 +231,8 @@ class Step:
     The loader adapts the ONNX file so that requests of different length share a batch. ``None`` if
     it does not.
     """
+    pooling: ModelPooling | None = None
+    """Pooling inside the model's file; ``None`` without it."""
     tokenizer: TokenizerSettings | None = None
     """Settings of the operator's tokenizer; ``None`` for any other step."""
     repeats: str | None = None

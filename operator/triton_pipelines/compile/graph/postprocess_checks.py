@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic.alias_generators import to_camel
+
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.postprocess import CLASSIFIERS, POOLINGS, Postprocess, PostprocessType
@@ -12,12 +14,18 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import POSTPROCESS
 from .graph import Graph, Input, Step
+from .model_pooling import pooling_blocker
+
+_OF_THE_STEP = frozenset(
+    {"instances", "resources_per_instance", "dynamic_batching", "config_patch"}
+)
 
 
 def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """Yield what the type of the postprocess step cannot read."""
     post = pipeline.spec.postprocess
     step = graph.step(POSTPROCESS)
+    yield from _without_effect(post)
     if step is None or post.type is None or post.type is PostprocessType.PYTHON:
         return
     read, source = step.inputs[0].tensor, step.inputs[0].source
@@ -30,9 +38,34 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
             f" {read.data_type.value}; read another tensor, or change its dataType",
             code=FindingCode.DATA_TYPE_MISMATCH,
         )
+    if post.pools_in_model:
+        yield Finding(
+            "spec.postprocess.placement",
+            f"Model is not possible: {pooling_blocker(graph)}; remove placement, so that a step"
+            " pools",
+            code=FindingCode.FIELD_COMBINATION,
+        )
     yield from _postprocess_shape(post, step)
     if post.type is PostprocessType.MEAN_POOLING:
         yield from _mask_type(graph, step.inputs[1])
+
+
+def _without_effect(post: Postprocess) -> Iterator[Finding]:
+    """Yield the fields that have no effect because of the placement, or on it."""
+    if post.placement is not None and post.type not in POOLINGS:
+        kind = (post.type or PostprocessType.NONE).value
+        yield Finding(
+            "spec.postprocess.placement",
+            f"has no effect with type {kind}, only with MeanPooling or FirstToken; remove it",
+            code=FindingCode.NO_EFFECT,
+        )
+    elif post.pools_in_model:
+        for name in sorted(post.model_fields_set & _OF_THE_STEP):
+            yield Finding(
+                f"spec.postprocess.{to_camel(name)}",
+                "has no effect with placement Model, which has no postprocess step; remove it",
+                code=FindingCode.NO_EFFECT,
+            )
 
 
 def _postprocess_shape(post: Postprocess, step: Step) -> Iterator[Finding]:

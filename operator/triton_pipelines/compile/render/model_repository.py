@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from triton_pipelines import runtime
 from triton_pipelines.api import names
@@ -16,6 +17,7 @@ from triton_pipelines.api.loadplan import (
     PlanFetch,
     PlanFile,
     PlanLibrary,
+    PlanPool,
     PlanRaggedInput,
     PlanTensor,
     PlanTokens,
@@ -24,7 +26,15 @@ from triton_pipelines.api.loadplan import (
 from triton_pipelines.api.sequence_batching import control_type
 from triton_pipelines.api.tensors import TokenTensor
 from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
-from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation, Step, Tensor
+from triton_pipelines.compile.graph.graph import (
+    Fetch,
+    Graph,
+    Implementation,
+    ModelPooling,
+    Step,
+    Tensor,
+)
+from triton_pipelines.compile.graph.model_pooling import file_outputs, has_onnx_file
 from triton_pipelines.compile.graph.ragged_config import ragged_config
 from triton_pipelines.compile.validation import ServerFacts
 
@@ -32,7 +42,6 @@ from .model_config import configs
 
 # Python packages that the loader copies for the stock Triton image, which contains only numpy.
 SITE_PACKAGES = ("tokenizers",)
-ONNX_ENDING = ".onnx"
 _WITHOUT_RUNTIME_FILE = frozenset(
     {Implementation.BACKEND, Implementation.CODE, Implementation.NATIVE_TOKENIZER}
 )
@@ -104,6 +113,7 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
         ),
         fetch=tuple(_fetch(item, step) for step in graph.models for item in step.fetches),
         checks=tuple(check for step in graph.models if (check := _check(step, graph)) is not None),
+        pool=tuple(_pool(step, step.pooling) for step in graph.models if step.pooling is not None),
         adapt=tuple(_adapt(step, max_length) for step in graph.models if step.flat),
         site=SITE_PACKAGES,
         libraries=tuple(
@@ -118,17 +128,36 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
     )
 
 
-def _adapt(step: Step, longest: int | None) -> PlanAdapt:
-    """Return how to rewrite an ONNX file so that requests of different length share a batch."""
+def _place(step: Step) -> dict[str, Any]:
+    """Return where the loader finds the ONNX files of a step, as fields of a ``PlanPlace``."""
     main = next(item for item in step.fetches if not item.slot)
     folder = main.kind is FetchKind.MODEL
+    return {
+        "step": step.name,
+        "path": None if folder else main.target,
+        "model": step.model_name if folder else None,
+        "file": step.file_name if folder else None,
+    }
+
+
+def _pool(step: Step, pooling: ModelPooling) -> PlanPool:
+    """Return the pooling that the loader adds to the ONNX files of a step."""
+    return PlanPool(
+        **_place(step),
+        tokens=pooling.tokens.name,
+        mask=pooling.mask,
+        embedding=pooling.embedding.name,
+        width=pooling.embedding.dims[-1],
+        normalize=pooling.normalize,
+    )
+
+
+def _adapt(step: Step, longest: int | None) -> PlanAdapt:
+    """Return how to rewrite an ONNX file so that requests of different length share a batch."""
     flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or {})]
     config = ragged_config(flat, step.outputs)
     return PlanAdapt(
-        step=step.name,
-        path=None if folder else main.target,
-        model=step.model_name if folder else None,
-        file=step.file_name if folder else None,
+        **_place(step),
         inputs=tuple(
             PlanRaggedInput(name=name, pad_value=(step.flat or {})[name]) for name in config.flat
         ),
@@ -223,13 +252,7 @@ def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
 
 def _check(step: Step, graph: Graph) -> PlanCheck | None:
     """Return the check of an ONNX file for Triton's backend, or for the runner that replaces it."""
-    main = next((item for item in step.fetches if not item.slot), None)
-    if (
-        main is None
-        or not (step.file_name or "").endswith(ONNX_ENDING)
-        or step.implementation is Implementation.CODE
-        or step.tokenizer is not None
-    ):
+    if not has_onnx_file(step):
         return None
 
     def tensors(items: list[Tensor]) -> tuple[PlanTensor, ...]:
@@ -242,17 +265,13 @@ def _check(step: Step, graph: Graph) -> PlanCheck | None:
             for item in items
         )
 
-    folder = main.kind is FetchKind.MODEL
     controls, state_inputs, state_outputs = _sequence_tensors(step)
     return PlanCheck(
-        step=step.name,
-        path=None if folder else main.target,
-        model=step.model_name if folder else None,
-        file=step.file_name if folder else None,
+        **_place(step),
         field=step.path,
         max_batch_size=step.max_batch_size,
         inputs=tensors([entry.tensor for entry in step.inputs]),
-        outputs=tensors(list(step.outputs)),
+        outputs=tensors(list(file_outputs(step))),
         controls=controls,
         state_inputs=state_inputs,
         state_outputs=state_outputs,

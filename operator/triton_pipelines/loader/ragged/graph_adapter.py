@@ -9,9 +9,9 @@ from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import shape_input
 from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, inputs, rename, values
+from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.input_padding import pad_inputs
-from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.output_flattening import Dims, OutputFlattener
 from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
 from triton_pipelines.loader.ragged.padding_free.rewriting import add_without_padding
@@ -32,7 +32,7 @@ def adapt(model: Any, adaptable: Adaptable, without_padding: PaddingFree | None 
         without_padding: how to compute without padding; ``None`` to compute on padded matrices.
     """
     graph = model.graph
-    build = NodeBuilder(values(graph), adaptable.opset)
+    build = NodeBuilder(values(graph), adaptable.opset, "ragged/")
     graph_inputs = inputs(graph)
     planned = [item.name for item in adaptable.plan.inputs]
     types = {name: element_type(graph_inputs[name]) for name in planned}

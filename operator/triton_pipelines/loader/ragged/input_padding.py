@@ -10,8 +10,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import shape_input
+from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.eligibility import Adaptable
-from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 GUARD: Final = "refuses_rows_behind_a_row_without_tokens"
 """Name of the node that fails a batch in which Triton left rows unfilled.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.input_padding import RowValues
-from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 Dims = Sequence[int | str | None]
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from triton_pipelines.loader.onnx_graph.graph_walk import rename
-from triton_pipelines.loader.ragged.node_builder import NodeBuilder
+from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.padding_free.empty_groups import GroupResult
 from triton_pipelines.loader.ragged.padding_free.placement import Placement
 from triton_pipelines.loader.ragged.padding_free.position_wise import FlatOperator, Reading

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from triton_pipelines.loader.ragged.node_builder import NodeBuilder
+from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 
 
 @dataclass(frozen=True)

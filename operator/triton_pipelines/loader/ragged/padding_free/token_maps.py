@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from triton_pipelines.loader.ragged.node_builder import NodeBuilder
+from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.padding_free.length_groups import (
     RowGroup,
     SortedRows,

@@ -13,15 +13,16 @@ from onnx import TensorProto, helper, numpy_helper
 class NodeBuilder:
     """Collects nodes and constants under one prefix."""
 
-    def __init__(self, taken: set[str], opset: int) -> None:
+    def __init__(self, taken: set[str], opset: int, prefix: str) -> None:
         """Create the builder.
 
         Args:
             taken: names that exist in the graph.
             opset: the graph's version of the standard operators.
+            prefix: prefix of all new names.
         """
         self._opset = opset
-        self.prefix = "ragged/"
+        self.prefix = prefix
         while any(name.startswith(self.prefix) for name in taken):
             self.prefix = f"_{self.prefix}"
         self.nodes: list[Any] = []
@@ -97,6 +98,15 @@ class NodeBuilder:
         if self._opset < 18:
             return self.add(operator, value, axes=[axis], keepdims=1)
         return self.add(operator, value, self.integers(axis), keepdims=1)
+
+    def total(self, value: str, axis: int) -> str:
+        """Return the sum over one axis, which stays with length 1.
+
+        The axes became an input with opset 13.
+        """
+        if self._opset < 13:
+            return self.add("ReduceSum", value, axes=[axis], keepdims=1)
+        return self.add("ReduceSum", value, self.integers(axis), keepdims=1)
 
     def unsqueeze(self, value: str, *axes: int) -> str:
         """Return ``value`` with axes of length 1 added."""
