@@ -177,7 +177,7 @@ def _import(folder: Path, options: ImportOptions) -> tuple[ResourceDraft, Import
         ) from error
     except OSError as error:
         raise CommandError(
-            f"{error.filename or folder}: cannot be read: {error.strerror}", EXIT_USAGE
+            f"cannot read {error.filename or folder}: {error.strerror}", EXIT_USAGE
         ) from error
 
 
@@ -186,4 +186,4 @@ def _error_message(folder: Path, error: ModelRepositoryError) -> str:
     first, *others = str(error).split("\n")
     if not others:
         return f"{folder}: {first}"
-    return "\n  ".join((f"{folder}: cannot be imported:", first, *others))
+    return "\n  ".join((f"{folder}: the repository cannot be imported:", first, *others))

@@ -251,7 +251,7 @@ def _check_encoding(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise CommandError(
-            f"{text.encode(errors='replace')[:40]!r}: is not UTF-8 text", EXIT_USAGE
+            f"text {text.encode(errors='replace')[:40]!r} is not UTF-8", EXIT_USAGE
         ) from error
 
 

@@ -53,7 +53,10 @@ class ClusterRunOptions:
         for option, value in (("--namespace", self.namespace), ("--context", self.kube_context)):
             if value is not None:
                 raise CommandError(
-                    f"{option}: allowed only with --in-cluster; this run does not access a cluster",
+                    (
+                        f"{option} is allowed only with --in-cluster; omit {option}, or add "
+                        "--in-cluster"
+                    ),
                     EXIT_USAGE,
                 )
 

@@ -60,12 +60,12 @@ class SourceMap:
             prefix, separator, target = rule.partition("=")
             if not separator or "://" not in prefix:
                 raise ValueError(
-                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// "
-                    "or https://host/"
+                    f"source map {rule!r} must have the form PREFIX=TARGET, with a prefix "
+                    "such as hf:// or https://host/"
                 )
             if scheme_of(target) not in MAPPED_SCHEMES:
                 folder = (
-                    f"; for a folder of this machine, use file://{target}"
+                    f"; for a directory of this machine, use file://{target}"
                     if target.startswith("/")
                     else ""
                 )

@@ -169,7 +169,7 @@ class HubSource:
         match error:
             case HFValidationError():
                 return SourceError(
-                    f"{self._repo} is not a repository name; use hf://org/name ({error})"
+                    f"{self._repo!r} is not a repository name; use hf://org/name ({error})"
                 )
             case GatedRepoError():
                 return SourceError(

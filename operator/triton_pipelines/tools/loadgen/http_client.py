@@ -87,7 +87,7 @@ class HttpTransport:
         except OSError as error:
             await self.close()
             raise LoadGeneratorError(
-                f"{self._host}:{self._port} cannot be reached: {_describe_error(error)}"
+                f"cannot connect to {self._host}:{self._port}: {_describe_error(error)}"
             ) from error
         self._task(self._sweep())
 
@@ -275,17 +275,15 @@ def _describe_error(error: Exception) -> str:
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file"
-            " with the trusted authorities"
+            f"the certificate was rejected ({error.verify_message}); set SSL_CERT_FILE to a "
+            "PEM file with the trusted authorities"
         )
     if isinstance(error, ssl.SSLError):  # its number is not an errno
-        return f"TLS failed: {error.reason}; if the server does not use TLS, use http://HOST:PORT"
+        return f"TLS failed ({error.reason}); if the server does not use TLS, use http://HOST:PORT"
     number = error.errno if isinstance(error, OSError) else None
-    return (
-        os.strerror(number)
-        if number and number > 0
-        else str(error) or "the connection was not established in time"
-    )
+    if number and number > 0:
+        return f"{os.strerror(number)}; check that the server is running"
+    return str(error) or "the connection was not established in time"
 
 
 def _reason(status: bytes, body: bytes) -> str:

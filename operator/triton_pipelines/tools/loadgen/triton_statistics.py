@@ -214,7 +214,8 @@ class StatisticsReader:
                 )
             except grpc.aio.AioRpcError as error:
                 raise LoadGeneratorError(
-                    f"{target.url}: returns no statistics: {error.code().name} {error.details()}"
+                    f"cannot read the statistics of {target.url}: {error.code().name} "
+                    f"{error.details()}"
                 ) from None
             return lambda: list(
                 MessageToDict(message, preserving_proto_field_name=True).get("model_stats", [])
@@ -224,7 +225,7 @@ class StatisticsReader:
             # In a thread, so that the event loop continues to send.
             answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
         except httpx.HTTPError as error:
-            raise LoadGeneratorError(f"{url}: returns no statistics: {error}") from error
+            raise LoadGeneratorError(f"cannot read the statistics of {url}: {error}") from error
 
         def models() -> list[Any]:
             try:
