@@ -169,7 +169,7 @@ def _desired_versions(
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
-            exist, it = ("exists", "it") if len(gone) == 1 else ("exist", "them")
+            exist = "exists" if len(gone) == 1 else "exist"
             text = (
                 f"{_named(gone)}, which this pipeline revision was first loaded with, no "
                 f"longer {exist} in the source; {there}"
@@ -188,7 +188,6 @@ def _desired_versions(
         *([item.pinned] if item.pinned else []),
     }
     if absent := sorted(requested - set(found)):
-        verb, other = ("is", "another version") if len(absent) == 1 else ("are", "other versions")
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
             f"versionPolicy requests {_named(absent)}, but {there}; publish "
