@@ -28,6 +28,7 @@ from typing import Any
 from bench import scaling_tables, step_tables
 from bench.results import FOLDER, thresholds
 from bench.server_comparison import tables as server_tables
+from bench.typography import measured, typeset
 
 ROOT = FOLDER.parent
 PAGES = ROOT / "docs" / "benchmarks"
@@ -66,13 +67,12 @@ def results(identities: Sequence[str]) -> str:
             rows.append((identity, what, goal, "not measured yet", ""))
             continue
         low, high = found["spread"]
-        spread = "" if low == high else f" ({_number(low)} to {_number(high)})"
         rows.append(
             (
                 identity,
                 what,
                 goal,
-                f"{_number(found['value'])}{spread} {found['unit']}",
+                measured(_number(found["value"]), (_number(low), _number(high)), found["unit"]),
                 "met" if found["met"] else "**missed**",
             )
         )
@@ -461,7 +461,8 @@ def block(kind: str, names: Sequence[str]) -> str:
 def page(text: str) -> str:
     """A page with its blocks renewed."""
     return _BLOCK.sub(
-        lambda match: f"{match[1]}\n{block(match[2], match[3].split())}\n\n{match[4]}", text
+        lambda match: f"{match[1]}\n{typeset(block(match[2], match[3].split()))}\n\n{match[4]}",
+        text,
     )
 
 

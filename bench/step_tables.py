@@ -74,7 +74,7 @@ def offline(found: Result) -> Table:
     measured = [(name, part) for name, part in measured if part]
     head = ("Texts per second", *(name for name, _ in measured))
     rows = [
-        (meaning, *(f"{part[key]['textsPerSecond']:,}".replace(",", " ") for _, part in measured))
+        (meaning, *(f"{part[key]['textsPerSecond']:,}" for _, part in measured))
         for key, meaning in OFFLINE.items()
     ]
     return head, rows

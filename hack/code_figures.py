@@ -73,9 +73,7 @@ def table(columns: Mapping[str, Mapping[str, int]]) -> str:
     """Return a Markdown table of figures by commit."""
     head = ["Figure", *(f"`{commit}`" for commit in columns)]
     names = next(iter(columns.values()))
-    rows = [
-        [name, *(f"{one[name]:,}".replace(",", " ") for one in columns.values())] for name in names
-    ]
+    rows = [[name, *(f"{one[name]:,}" for one in columns.values())] for name in names]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 

@@ -1,6 +1,8 @@
 """Choose the cluster that the suite works on.
 
-It is the one of `KUBECONFIG` if its context is allowed, else a local one of the suite.
+It is the one of `KUBECONFIG` if its context is allowed, else a local one of the suite. With several
+workers (`pytest -n 2`), each starts a local cluster of its own: tests kill the operator, stop the
+API server and take GPUs away, which tests on the same cluster would notice.
 
 The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps
 it off clusters that people use.
@@ -21,7 +23,7 @@ ENV_CONTEXTS = "E2E_CONTEXTS"
 DEFAULT_CONTEXTS = ("tritonpipe-*", "kind-*")
 """Local clusters of this project and kind clusters, which hold nobody's work."""
 ENV_KEEP = "KEEP"
-OWN_CLUSTER = "e2e"
+ENV_WORKER = "PYTEST_XDIST_WORKER"
 
 
 class AccessError(RuntimeError):
@@ -30,11 +32,19 @@ class AccessError(RuntimeError):
 
 @dataclass(frozen=True)
 class Access:
-    """A cluster that the suite may use. `local` is the local cluster behind it, if it is one."""
+    """A cluster that the suite may use.
+
+    Attributes:
+        kubeconfig: file of the administrator.
+        context: context in it.
+        local: the local cluster behind it, if it is one.
+        temporary: whether the run removes the cluster with everything in it at its end.
+    """
 
     kubeconfig: Path
     context: str
     local: Cluster | None = None
+    temporary: bool = False
 
 
 def choose(environment: Mapping[str, str]) -> Access | None:
@@ -81,6 +91,26 @@ def contexts(environment: Mapping[str, str]) -> tuple[str, ...]:
         item.strip() for item in environment.get(ENV_CONTEXTS, "").split(",") if item.strip()
     )
     return given or DEFAULT_CONTEXTS
+
+
+def require_one_worker(environment: Mapping[str, str], workers: int) -> None:
+    """Refuse to share the cluster of `KUBECONFIG` between several workers.
+
+    Raises:
+        AccessError: `KUBECONFIG` names a cluster, and pytest starts workers.
+    """
+    given = environment.get("KUBECONFIG", "")
+    if given and workers:
+        raise AccessError(
+            f"KUBECONFIG={given}: tests on one cluster run in turn, but pytest would start "
+            f"{workers} workers; run it without -n, or unset KUBECONFIG: then each worker starts "
+            f"a local cluster"
+        )
+
+
+def own_cluster(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the name of the cluster that this process starts."""
+    return "-".join(filter(None, ("e2e", environment.get(ENV_WORKER))))
 
 
 def keep(environment: Mapping[str, str] = os.environ) -> bool:

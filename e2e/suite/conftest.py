@@ -1,6 +1,7 @@
 """Fixtures of the end-to-end suite.
 
-There is one cluster and one installation of the chart per run, and one namespace per test.
+There is one cluster and one installation of the chart per run (or worker), and one namespace per
+test.
 """
 
 import contextlib
@@ -16,7 +17,15 @@ from e2e.load.record import Summary
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE, build
 from e2e.suite import diagnostics
-from e2e.suite.access import OWN_CLUSTER, Access, AccessError, Images, choose, keep
+from e2e.suite.access import (
+    Access,
+    AccessError,
+    Images,
+    choose,
+    keep,
+    own_cluster,
+    require_one_worker,
+)
 from e2e.suite.installation import Installation, namespace, remove_namespaces
 from e2e.suite.kube import Kube
 from e2e.suite.measured import Record, record
@@ -27,6 +36,14 @@ from e2e.suite.tiny import TinyPipeline
 TEST_SECONDS = 300
 FAILED = pytest.StashKey[bool]()
 NewNamespace = Callable[[], str]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse several workers on one cluster before any of them starts."""
+    try:
+        require_one_worker(os.environ, config.getoption("numprocesses", None) or 0)
+    except AccessError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,12 +103,12 @@ def access(request: pytest.FixtureRequest) -> Iterator[Access]:
         pytest.exit(f"error: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
     with contextlib.ExitStack() as stack:
         if chosen is None:
-            own = Cluster(OWN_CLUSTER)
+            own = Cluster(own_cluster())
             stack.enter_context(own.reserved())
             if not keep():
                 stack.callback(own.down)
             own.up(images=())
-            chosen = Access(own.kubeconfig, own.context, own)
+            chosen = Access(own.kubeconfig, own.context, own, temporary=not keep())
         if chosen.local is not None:
             for archive in request.getfixturevalue("archives").values():
                 chosen.local.load_image(str(archive))
@@ -110,7 +127,10 @@ def kube(access: Access) -> Iterator[Kube]:
 def installation(
     access: Access, kube: Kube, request: pytest.FixtureRequest
 ) -> Iterator[Installation]:
-    """The operator from the chart and the samples' server; taken out at the end unless `KEEP=1`."""
+    """The operator from the chart and the samples' server.
+
+    Both are taken out at the end, unless the cluster goes with them or `KEEP=1`.
+    """
     images = Images.of(os.environ)
     built = (
         request.getfixturevalue("archives").get(images.operator)
@@ -122,7 +142,7 @@ def installation(
     remove_namespaces(kube)
     made.install()
     yield made
-    if not keep():
+    if not (keep() or access.temporary):
         made.uninstall()
 
 
@@ -168,7 +188,10 @@ def new_namespace(
 def module_namespace(
     kube: Kube, installation: Installation, request: pytest.FixtureRequest
 ) -> Iterator[str]:
-    """Provide a namespace that a module's tests share, for pipelines that they only read."""
+    """Provide a namespace that a module's tests share.
+
+    It is for pipelines that each test only reads or brings back to the state before it.
+    """
     for new in _spaces(kube, request, request.node.path.stem):
         yield new()
 
@@ -198,11 +221,24 @@ def tiny(kube: Kube, test_namespace: str, reach: Reach) -> TinyPipeline:
 
     Only its sources are applied.
     """
+    return _tiny(kube, test_namespace, reach)
+
+
+@pytest.fixture(scope="module")
+def module_tiny(kube: Kube, module_namespace: str, reach: Reach) -> TinyPipeline:
+    """Return a handle on a pipeline that a module's tests share.
+
+    Only its sources are applied.
+    """
+    return _tiny(kube, module_namespace, reach)
+
+
+def _tiny(kube: Kube, namespace: str, reach: Reach) -> TinyPipeline:
     if not reach.routed:
         pytest.skip(
             "the cluster's service range is not routed here: a forwarded port ends at one pod"
         )
-    return TinyPipeline(kube, test_namespace, reach)
+    return TinyPipeline(kube, namespace, reach)
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 These are the samples with small requests, their expected answers, and waiting for conditions.
 """
 
+import contextlib
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ class Pipeline:
             "PATCH", path, change, content_type="application/json-patch+json"
         )
         return stored
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the spec at the end of the context, and wait for Ready and as many pods."""
+        spec, pods = self.wait_ready()["spec"], self.pods()
+        yield
+        self.replace_spec(spec)
+        self.wait_ready()
+        self.wait(f"{len(pods)} pods", lambda _: len(self.pods()) == len(pods))
 
     def get(self) -> Object:
         """The resource."""

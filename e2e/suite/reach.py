@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import httpx
+
 from e2e.suite.kube import Kube, wait_for
 from triton_pipelines.api import names
 
@@ -44,6 +46,21 @@ class Endpoint:
             f"{host}:{ports[names.PORT_GRPC]}",
             f"{host}:{ports[names.PORT_METRICS]}",
         )
+
+
+def is_answering(endpoint: Endpoint) -> bool:
+    """Return whether a pipeline answers over HTTP within a second.
+
+    Ready describes pods. The node's rules for a Service without pods, or for a new one, follow
+    within a second. A connection that starts between two of their parts (reject removed, address
+    translation not there yet) hangs until its client gives up.
+    """
+    try:
+        return httpx.get(
+            f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False
+        ).is_success
+    except httpx.HTTPError:
+        return False
 
 
 class Reach:

@@ -45,11 +45,21 @@ def served(running: Pipeline) -> Iterator[Pipeline]:
 
     The same pods must serve all tests: no edit replaces them.
     """
-    spec, pods = running.wait_ready()["spec"], uids(running)
-    yield running
-    running.replace_spec(spec)
-    running.wait_ready()
-    running.wait("the failed revision's pods are gone", lambda _: uids(running) == pods)
+    pods = uids(running)
+    with running.restored():
+        yield running
+    assert uids(running) == pods
+
+
+@pytest.fixture(scope="module", autouse=True)
+def truncated(kube: Kube, module_namespace: str) -> Pipeline:
+    """Return a pipeline whose model is cut off; other tests run while its loader tries again."""
+    pipeline = Pipeline(kube, module_namespace, "truncated")
+    source = {"uri": "s3://truncated/models/sentiment/model.onnx"}
+    document = small("sentiment", model={"source": source})
+    document["metadata"]["name"] = pipeline.name
+    pipeline.apply(document)
+    return pipeline
 
 
 def test_all_semantic_findings_at_once_and_the_running_version_untouched(
@@ -186,7 +196,8 @@ def test_a_model_that_does_not_fit_shows_both_sides(served: Pipeline, reach: Rea
 
 def test_an_image_that_cannot_be_pulled_is_named(served: Pipeline, reach: Reach) -> None:
     pipeline = served
-    image = "registry.invalid/nobody/tritonserver:24.10"
+    # Nothing listens there. A name that does not resolve would take longer to fail.
+    image = "127.0.0.1:1/nobody/tritonserver:24.10"
     pipeline.patch({"spec": {"server": {"image": image}}})
     reported = pipeline.wait_condition("Ready", "False", "ImageUnavailable")
     assert image in reported["message"]
@@ -224,10 +235,8 @@ def test_more_gpus_than_there_are(pipeline: Pipeline) -> None:
     assert "requests 64 nvidia.com/gpu" in reported["message"]
 
 
-def test_a_truncated_source_is_not_taken_for_a_model(pipeline: Pipeline) -> None:
-    pipeline.apply(
-        small("sentiment", model={"source": {"uri": "s3://truncated/models/sentiment/model.onnx"}})
-    )
+def test_a_truncated_source_is_not_taken_for_a_model(truncated: Pipeline) -> None:
+    pipeline = truncated
     reported = pipeline.wait_condition("Ready", "False", "SourceUnavailable")
     assert "spec.model.source" in reported["message"]
     wait_for(

@@ -26,6 +26,17 @@ by up to as much.
 HEALTH_SECONDS = 5
 """The tiny pipeline's time between two inferences of the operator."""
 DETECTED_SECONDS = 3.0 * HEALTH_SECONDS
+OWNED = (
+    "Deployment",
+    "ReplicaSet",
+    "Pod",
+    "Service",
+    "ConfigMap",
+    "Secret",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+)
+"""Kinds of objects that a pipeline of two pods has."""
 WRITES = {"applied", "deleted", "resized"}
 """Messages of the operator's log about an object that it wrote."""
 # Sends SIGKILL to the tokenizer's process; every Triton image has python3.
@@ -256,27 +267,28 @@ def test_of_ten_changes_in_a_row_the_last_one_serves(kube: Kube, tiny: TinyPipel
 def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) -> None:
     tiny.serve("old", replicas=2)
     before = tiny.pod_names()
+    assert all(tiny.children(kind) for kind in OWNED)
     tiny.change("new")
     wait_surge_pod(tiny, before)
-    kube.delete(names.KIND, tiny.namespace, tiny.name)
-    kinds = (
-        "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,"
-        "poddisruptionbudgets"
-    )
-    arguments = (
-        "get",
-        kinds,
-        f"--namespace={tiny.namespace}",
-        f"--selector={names.LABEL_PIPELINE}={tiny.name}",
-        "--output=name",
-    )
+    kube.kubectl("delete", names.PLURAL, tiny.name, f"--namespace={tiny.namespace}", "--wait=false")
+    kube.wait_gone(names.KIND, tiny.namespace, tiny.name)
     wait_for(
         "everything of it gone",
-        lambda: kube.kubectl(*arguments).split(),
-        lambda left: not left,
+        lambda: {
+            kind: [item["metadata"]["name"] for item in tiny.children(kind)] for kind in OWNED
+        },
+        lambda left: not any(left.values()),
         BACK_SECONDS,
     )
-    assert kube.find(names.KIND, tiny.namespace, tiny.name) is None
+    # The garbage collector deletes them after the Service.
+    wait_for(
+        "EndpointSlices gone",
+        lambda: kube.kubectl(
+            "get", "endpointslices", f"--namespace={tiny.namespace}", "--output=name"
+        ),
+        lambda slices: slices == "",
+        BACK_SECONDS,
+    )
 
 
 def test_nothing_is_written_without_a_change_or_after_a_restart(

@@ -1,4 +1,7 @@
-"""A pipeline's life after its first answer: suspended, paused, scaled, tampered with, deleted."""
+"""A pipeline's life after its first answer: suspended, paused, tampered with, scaled.
+
+All tests share one pipeline, since its pods take longer to start than most changes take.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,20 +12,10 @@ import pytest
 from e2e.suite import clients
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import Pipeline, check_answer, golden, small
-from e2e.suite.reach import Endpoint, Reach
+from e2e.suite.reach import Endpoint, Reach, is_answering
 from triton_pipelines.api import names
 
 Open = Callable[[Pipeline], Endpoint]
-OWNED = (
-    "Deployment",
-    "ReplicaSet",
-    "Pod",
-    "Service",
-    "ConfigMap",
-    "Secret",
-    "NetworkPolicy",
-    "PodDisruptionBudget",
-)
 
 
 def answers(endpoint: Endpoint) -> None:
@@ -32,10 +25,26 @@ def answers(endpoint: Endpoint) -> None:
     )
 
 
-@pytest.mark.proves("spec.suspend", "behaviour")
-def test_suspend_takes_the_pods_and_keeps_the_rest(pipeline: Pipeline, open_endpoint: Open) -> None:
+@pytest.fixture(scope="module")
+def running(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[Pipeline, Endpoint]]:
+    """Return a pipeline that is Ready at least once."""
+    pipeline = Pipeline(kube, module_namespace, "sentiment")
     pipeline.apply(small("sentiment"))
     pipeline.wait_ready()
+    with reach.service(module_namespace, "sentiment") as endpoint:
+        yield pipeline, endpoint
+
+
+@pytest.fixture
+def served(running: tuple[Pipeline, Endpoint]) -> Iterator[tuple[Pipeline, Endpoint]]:
+    """Return a pipeline that serves with one pod; its spec is restored at the end."""
+    with running[0].restored():
+        yield running
+
+
+@pytest.mark.proves("spec.suspend", "behaviour")
+def test_suspend_takes_the_pods_and_keeps_the_rest(served: tuple[Pipeline, Endpoint]) -> None:
+    pipeline, endpoint = served
     kept = {
         kind: {item["metadata"]["uid"] for item in pipeline.children(kind)}
         for kind in ("Service", "ConfigMap", "Secret", "Deployment")
@@ -52,14 +61,14 @@ def test_suspend_takes_the_pods_and_keeps_the_rest(pipeline: Pipeline, open_endp
 
     pipeline.patch({"spec": {"suspend": "Disabled"}})
     pipeline.wait_condition("Ready", "True", "Succeeded")
-    answers(open_endpoint(pipeline))
+    answers(endpoint)
 
 
 def test_a_paused_pipeline_is_left_alone_until_it_is_resumed(
-    kube: Kube, pipeline: Pipeline
+    kube: Kube, served: tuple[Pipeline, Endpoint]
 ) -> None:
-    pipeline.apply(small("sentiment"))
-    before = pipeline.wait_ready()["status"]
+    pipeline, _ = served
+    before = pipeline.status()
     pipeline.patch({"metadata": {"annotations": {names.ANNOTATION_PAUSED: "true"}}})
     pipeline.patch({"spec": {"replicas": 2}})
     kube.patch(
@@ -83,6 +92,7 @@ def test_a_paused_pipeline_is_left_alone_until_it_is_resumed(
     )
     assert pipeline.status()["revision"] == before["revision"]
 
+    kube.delete(names.KIND, witness.namespace, witness.name)
     pipeline.patch({"metadata": {"annotations": {names.ANNOTATION_PAUSED: None}}})
     pipeline.wait("two pods", lambda item: item["status"]["readyReplicas"] == 2)
     kube.wait(
@@ -96,48 +106,6 @@ def test_a_paused_pipeline_is_left_alone_until_it_is_resumed(
 
 def _label(item: Object | None) -> str:
     return str(((item or {}).get("metadata") or {}).get("labels", {}).get(names.LABEL_INSTANCE))
-
-
-def test_everything_goes_with_the_pipeline(kube: Kube, pipeline: Pipeline) -> None:
-    pipeline.apply(small("sentiment", replicas=2))
-    pipeline.wait_ready()
-    present = {kind for kind in OWNED if pipeline.children(kind)}
-    assert present == set(OWNED)
-
-    kube.kubectl(
-        "delete", "ipl", pipeline.name, f"--namespace={pipeline.namespace}", "--wait=false"
-    )
-    kube.wait_gone(names.KIND, pipeline.namespace, pipeline.name)
-    wait_for(
-        "children of the pipeline gone",
-        lambda: {
-            kind: [item["metadata"]["name"] for item in pipeline.children(kind)] for kind in OWNED
-        },
-        lambda left: not any(left.values()),
-        60,
-    )
-    # The garbage collector deletes them after the Service.
-    wait_for(
-        "EndpointSlices gone",
-        lambda: kube.kubectl(
-            "get", "endpointslices", f"--namespace={pipeline.namespace}", "--output=name"
-        ),
-        lambda slices: slices == "",
-        60,
-    )
-
-
-@pytest.fixture(scope="module")
-def served(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[Pipeline, Endpoint]]:
-    """Return a ready pipeline that every test leaves unchanged.
-
-    These tests verify exactly that.
-    """
-    pipeline = Pipeline(kube, module_namespace, "sentiment")
-    pipeline.apply(small("sentiment"))
-    pipeline.wait_ready()
-    with reach.service(module_namespace, "sentiment") as endpoint:
-        yield pipeline, endpoint
 
 
 EDITS: dict[str, dict[str, Any]] = {
@@ -263,17 +231,8 @@ def test_a_deleted_child_comes_back(
     with reach.service(
         pipeline.namespace, pipeline.name
     ) as way:  # the Service may have a new address
-        wait_for("an answer", lambda: _answered(way), bool, 60)
-
-
-def _answered(endpoint: Endpoint) -> bool:
-    try:
-        answers(endpoint)
-    except AssertionError:
-        raise
-    except Exception as error:  # refused while the route is being made
-        raise OSError(str(error)) from error
-    return True
+        wait_for("the Service answers", lambda: is_answering(way), bool, 60)
+        answers(way)
 
 
 def test_a_deleted_secret_comes_back_when_a_pod_needs_it(
@@ -301,9 +260,11 @@ def _uids(pipeline: Pipeline) -> set[str]:
     return {item["metadata"]["uid"] for item in pipeline.pods()}
 
 
-def test_scale_through_its_subresource(kube: Kube, pipeline: Pipeline, open_endpoint: Open) -> None:
-    pipeline.apply(small("sentiment"))
-    first = pipeline.wait_ready()["status"]["revision"]
+def test_scale_through_its_subresource(
+    kube: Kube, served: tuple[Pipeline, Endpoint], open_endpoint: Open
+) -> None:
+    pipeline, _ = served
+    first = pipeline.status()["revision"]
     where = f"--namespace={pipeline.namespace}"
     assert (
         kube.find("PodDisruptionBudget", pipeline.namespace, pipeline.name) is None

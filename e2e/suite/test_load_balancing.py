@@ -39,7 +39,13 @@ def addresses(kube: Kube, namespace: str, service: str) -> set[str]:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def tiny(module_tiny: TinyPipeline) -> TinyPipeline:
+    """Return a pipeline that each test leaves with three pods."""
+    return module_tiny
+
+
+@pytest.fixture(scope="module")
 def pods(kube: Kube, tiny: TinyPipeline) -> Iterator[Endpoint]:
     """Three pods behind a headless Service, by its name."""
     tiny.serve("old", replicas=PODS, server={"service": {"headless": "Enabled"}})

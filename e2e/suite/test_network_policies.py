@@ -4,7 +4,7 @@ A cluster whose network plugin ignores policies fails these tests. The local clu
 them (e2e/local/policy_agent.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -97,11 +97,29 @@ def foreign_pod(kube: Kube) -> Object:
     return pod
 
 
+@pytest.fixture(scope="module")
+def served(module_tiny: TinyPipeline) -> TinyPipeline:
+    """Return a pipeline that serves, for tests that change nothing but its policy."""
+    module_tiny.serve("old")
+    return module_tiny
+
+
 @pytest.fixture
-def clients(kube: Kube, installation: Installation, tiny: TinyPipeline) -> Clients:
+def tiny(served: TinyPipeline) -> Iterator[TinyPipeline]:
+    """Return the pipeline with the default policy, which it has again afterwards."""
+    pods = served.pod_names()
+    yield served
+    change_policy(served)
+    served.wait_ready()
+    assert served.pod_names() == pods
+
+
+@pytest.fixture(scope="module")
+def clients(kube: Kube, installation: Installation, served: TinyPipeline) -> Clients:
     """Return a pod of the pipeline's namespace, one of another namespace, and the operator."""
-    kube.apply(client_pod(installation.images.samples), namespace=tiny.namespace)
-    kube.wait("Pod", tiny.namespace, CLIENT, lambda pod: pod and is_ready(pod), "ready", SECONDS)
+    namespace = served.namespace
+    kube.apply(client_pod(installation.images.samples), namespace=namespace)
+    kube.wait("Pod", namespace, CLIENT, lambda pod: pod and is_ready(pod), "ready", SECONDS)
     # One of an earlier installation may still be terminating.
     (operator,) = [
         pod
@@ -111,7 +129,7 @@ def clients(kube: Kube, installation: Installation, tiny: TinyPipeline) -> Clien
     return Clients(
         kube,
         {
-            "same namespace": (tiny.namespace, CLIENT),
+            "same namespace": (namespace, CLIENT),
             "other namespace": (SAMPLES_NAMESPACE, foreign_pod(kube)["metadata"]["name"]),
             "operator": (NAMESPACE, operator["metadata"]["name"]),
         },
@@ -127,7 +145,6 @@ def change_policy(tiny: TinyPipeline, **policy: object) -> None:
 def test_only_the_namespace_and_the_operator_reach_triton_while_the_policy_exists(
     tiny: TinyPipeline, clients: Clients
 ) -> None:
-    tiny.serve("old")
     (pod,) = tiny.serving_pods()
     address = pod["status"]["podIP"]
     every = set(PORTS)
@@ -154,13 +171,11 @@ def test_only_the_namespace_and_the_operator_reach_triton_while_the_policy_exist
             "operator": every,
         },
     )
-    assert tiny.pod_names() == {pod["metadata"]["name"]}
 
 
 def test_triton_reaches_only_what_egress_permits(
     kube: Kube, tiny: TinyPipeline, clients: Clients
 ) -> None:
-    tiny.serve("old")
     (pod,) = tiny.serving_pods()
     server = (tiny.namespace, pod["metadata"]["name"])
     target = foreign_pod(kube)["status"]["podIP"]
@@ -178,4 +193,3 @@ def test_triton_reaches_only_what_egress_permits(
     wait_open("egress is restricted", set())
     change_policy(tiny, egress=[{"to": [{"ipBlock": {"cidr": f"{target}/32"}}]}])
     wait_open("egress to this address is permitted", {SAMPLES_PORT})
-    assert tiny.pod_names() == {pod["metadata"]["name"]}

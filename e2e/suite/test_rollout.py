@@ -1,6 +1,6 @@
 """How a new revision takes over on a real node, with clients on the pipeline all the while."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -52,6 +52,25 @@ def test_recreate_announces_the_gap_and_answers_after_it(
     assert load.summary()["http-new-connection"].failed > 0
 
 
+@pytest.fixture(scope="module")
+def running(module_tiny: TinyPipeline) -> TinyPipeline:
+    """Return a pipeline that is Ready at least once."""
+    module_tiny.serve("old")
+    return module_tiny
+
+
+@pytest.fixture
+def served(running: TinyPipeline) -> Iterator[TinyPipeline]:
+    """Return a pipeline that serves and has no other revision; its spec is restored at the end.
+
+    The same pod must serve all tests: no edit replaces it.
+    """
+    pods = running.pod_names()
+    with running.restored():
+        yield running
+    assert running.pod_names() == pods
+
+
 @pytest.mark.parametrize(
     ("model", "reason", "words"),
     [
@@ -65,9 +84,9 @@ def test_recreate_announces_the_gap_and_answers_after_it(
     ids=["mismatch", "missing"],
 )
 def test_a_failed_surge_costs_nothing(
-    tiny: TinyPipeline, model: Mapping[str, Any], reason: str, words: tuple[str, ...]
+    served: TinyPipeline, model: Mapping[str, Any], reason: str, words: tuple[str, ...]
 ) -> None:
-    old = tiny.serve("old")["status"]["revision"]
+    tiny, old = served, served.status()["revision"]
     before = tiny.pod_names()
     with tiny.load() as load:
         tiny.change("new", model=model)

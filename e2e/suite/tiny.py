@@ -13,14 +13,13 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import httpx
 import numpy as np
 
 from e2e.load.clients import Answer
 from e2e.load.generator import Judge, Load, under_load
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import TOLERANCE, Pipeline, merged
-from e2e.suite.reach import Endpoint, Reach
+from e2e.suite.reach import Reach, is_answering
 from tests.support import tinymodel
 from triton_pipelines.api import names
 
@@ -171,10 +170,7 @@ class TinyPipeline(Pipeline):
     def load(self, judge: Judge = judge, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
         with self._reach.service(self.namespace, self.name) as endpoint:
-            # Ready describes pods. The node's rules for a Service that had none follow within a
-            # second. A connection that starts between two of their parts (reject removed, address
-            # translation not there yet) hangs until its client gives up.
-            wait_for("the Service answers", lambda: _answers(endpoint), bool, SERVICE_SECONDS)
+            wait_for("the Service answers", lambda: is_answering(endpoint), bool, SERVICE_SECONDS)
             with under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:
                 yield load
 
@@ -231,15 +227,6 @@ class TinyPipeline(Pipeline):
                 for item in self.kube.request("GET", path)["model_stats"]
             )
         return counts
-
-
-def _answers(endpoint: Endpoint) -> bool:
-    try:
-        return httpx.get(
-            f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False
-        ).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:

@@ -370,7 +370,7 @@ def _docs() -> dict[str, Any]:
         "name": "docs_url",
         "type": "textbox",
         "label": "Docs URL",
-        "description": "Where this project's docs folder can be read; runbook links start with it.",
+        "description": "Address of the project's docs directory; runbook links start with it.",
         "query": DOCS_URL,
         "current": {"text": DOCS_URL, "value": DOCS_URL},
     }

@@ -116,14 +116,14 @@ _SUMMARY: Final = Row(
         ),
         number(
             "Available",
-            "Pipelines of which at least one pod answers requests.",
+            "Pipelines of which at least one pod serves requests.",
             "short",
             Query(_with_condition("Available", "True")),
             no_value="0",
         ),
         number(
             "Not available",
-            "Pipelines of which no pod answers requests, including suspended ones.",
+            "Pipelines of which no pod serves requests, including suspended ones.",
             "short",
             Query(_with_condition("Available", "False")),
             limits=((1, "red"),),

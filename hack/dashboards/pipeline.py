@@ -66,7 +66,7 @@ _SUMMARY: Final = Row(
     (
         number(
             "Ready pods",
-            "Pods that answer requests.",
+            "Pods that serve requests.",
             "short",
             Query(f'max by ({_BY}) (tritonpipe_pipeline_pods{{{OWN}, state="ready"}})'),
         ),
@@ -174,7 +174,7 @@ _LATENCY: Final = Row(
         Panel(
             "Median and p99 of the slowest pod",
             "Quantiles of the last minute of the model that clients call, in the pod in which"
-            " they are highest: quantiles of several pods cannot be combined." + NEEDS_SLO,
+            " they are highest: quantiles of multiple pods cannot be combined." + NEEDS_SLO,
             "s",
             (
                 Query(
@@ -284,7 +284,7 @@ _QUEUES: Final = Row(
         ),
         Panel(
             "Waiting requests",
-            "Requests in the queue of each step, all pods. The only figure that also moves"
+            "Requests in the queue of each step, all pods. The only value that also moves"
             " while no request completes.",
             "short",
             (Query(f"sum by (model) (tritonpipe:pending:sum{{{OWN}}})", "{{model}}"),),

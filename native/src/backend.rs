@@ -7,11 +7,12 @@ use std::ptr::{null, null_mut};
 use std::slice;
 use std::sync::Arc;
 
-use crate::batch::{Answer, Batch, Refusal};
+use crate::batch::{Answer, Batch, Refusal, caught};
 use crate::encoder::{Encoder, panic_message};
 use crate::ffi::*;
 use crate::layout::Span;
 use crate::metrics::{Counters, Work, clock};
+use crate::regex_limits;
 use crate::request::{Response, c_string, checked, error, input_of, requested};
 use crate::settings::Settings;
 use crate::texts::Input;
@@ -68,6 +69,7 @@ pub extern "C" fn TRITONBACKEND_Initialize(_backend: *mut Handle) -> Error {
     }
     // The text of a panic goes to the client of the request; clients must not fill the log.
     std::panic::set_hook(Box::new(|_| {}));
+    regex_limits::set();
     // Threads of a pool would outlive the model.
     tokenizers::utils::parallelism::set_parallelism(false);
     null_mut()
@@ -186,7 +188,7 @@ fn execute(handle: *mut Handle, instance: &mut Instance, requests: &[*mut Handle
     let spans = requests.iter().map(|request| tokenize(&model, &mut instance.batch, *request));
     let spans: Vec<Result<Span, Refusal>> = spans.collect();
     let rows: usize = spans.iter().map(|span| span.as_ref().map_or(1, |span| span.rows)).sum();
-    let answers = instance.batch.widths(&model.settings, spans);
+    let answers = instance.batch.answers(&model.settings, spans);
     let computed = now();
     let answered: Vec<bool> = requests
         .iter()
@@ -222,7 +224,7 @@ fn execute(handle: *mut Handle, instance: &mut Instance, requests: &[*mut Handle
 
 /// Tokenizes the texts of one request.
 fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Span, Refusal> {
-    let attempt = catch_unwind(AssertUnwindSafe(|| {
+    caught(|| {
         let mut contents = Vec::with_capacity(2);
         for name in &model.names {
             // SAFETY: the request is released after its batch.
@@ -236,10 +238,6 @@ fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Sp
             .map(|(name, content)| Input { name, shape: content.shape, bytes: &content.bytes })
             .collect();
         batch.add(&model.settings, &model.encoder, &inputs)
-    }));
-    attempt.unwrap_or_else(|panic| {
-        let message = panic_message(panic.as_ref());
-        Err(Refusal::tokenizer(format!("the tokenizer failed on this request: {message}")))
     })
 }
 

@@ -1,6 +1,8 @@
 //! One batch of requests: texts to spans of rows and their widths, with an error per bad request.
 
-use crate::encoder::{Columns, Encoder, MOST_ROW_BYTES, Row, RowError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::encoder::{Columns, Encoder, MOST_ROW_BYTES, Row, RowError, panic_message};
 use crate::layout::{MOST_BYTES, Span, size};
 use crate::settings::{Kind, Padding, Settings, Truncation};
 use crate::texts::Input;
@@ -37,6 +39,14 @@ impl Refusal {
     pub fn tokenizer(message: String) -> Self {
         Self { message, blame: Blame::Tokenizer }
     }
+}
+
+/// Runs a part of the work on requests; a panic becomes an error of the tokenizer.
+pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let message = panic_message(panic.as_ref());
+        Err(Refusal::tokenizer(format!("the tokenizer failed on this request: {message}")))
+    })
 }
 
 /// The rows of one request with their width; or its error.
@@ -123,14 +133,15 @@ impl Batch {
     }
 
     /// Gives each span the width of its rows, and refuses what would fill the memory.
-    pub fn widths(&self, settings: &Settings, spans: Vec<Result<Span, Refusal>>) -> Vec<Answer> {
-        let longest = |span: &Span| {
-            self.columns.lengths[span.row..span.row + span.rows].iter().copied().max().unwrap_or(1)
-        };
+    ///
+    /// A panic in here would end the server, so it becomes the error of the request.
+    pub fn answers(&self, settings: &Settings, spans: Vec<Result<Span, Refusal>>) -> Vec<Answer> {
         let together = settings.padding == Padding::Longest;
-        let of_all = spans.iter().flatten().map(longest).max().unwrap_or(1);
+        let good = spans.iter().flatten();
+        let of_all = good.filter_map(|span| caught(|| Ok(self.longest(span))).ok()).max();
         let answer = |span: Span| {
-            let width = settings.width(if together { of_all } else { longest(&span) });
+            let longest = self.longest(&span);
+            let width = settings.width(of_all.filter(|_| together).unwrap_or(longest));
             let sizes = settings.outputs.iter().map(|output| size(output, span.rows, width));
             let bytes = sizes.fold(Some(0usize), |sum, size| sum?.checked_add(size?));
             if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
@@ -138,7 +149,13 @@ impl Batch {
             }
             Ok((span, width))
         };
-        spans.into_iter().map(|span| span.and_then(answer)).collect()
+        spans.into_iter().map(|span| span.and_then(|span| caught(|| answer(span)))).collect()
+    }
+
+    /// Returns the tokens of the longest row.
+    fn longest(&self, span: &Span) -> usize {
+        let lengths = &self.columns.lengths[span.row..span.row + span.rows];
+        lengths.iter().copied().max().unwrap_or(1)
     }
 }
 
@@ -251,7 +268,7 @@ mod tests {
                 batch.add(settings, &encoder, &[input])
             })
             .collect();
-        batch.widths(settings, spans)
+        batch.answers(settings, spans)
     }
 
     fn widths(settings: &Settings) -> Vec<usize> {
@@ -280,6 +297,19 @@ mod tests {
             "row 1 of TEXT has 9 tokens, more than the 8 allowed; shorten the text"
         );
         assert_eq!(last.unwrap(), (Span { row: 1, rows: 2, token: 3 }, 3));
+    }
+
+    #[test]
+    fn a_panic_is_the_error_of_one_request() {
+        let settings = settings(Padding::Longest, Truncation::LongestFirst);
+        let mut batch = Batch::new(&Encoder::new(bert(99), &settings).unwrap());
+        batch.columns.lengths.push(3);
+        let spans = [(0, 1), (7, 1)].map(|(row, rows)| Ok(Span { row, rows, token: 0 }));
+        let [good, bad] = batch.answers(&settings, spans.into()).try_into().unwrap();
+        assert_eq!(good.unwrap().1, 3);
+        let bad = bad.unwrap_err();
+        assert_eq!(bad.blame, Blame::Tokenizer);
+        assert!(bad.message.starts_with("the tokenizer failed on this request: "), "{bad:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod batch;
 pub mod encoder;
 pub mod layout;
 pub mod pairs;
+pub mod regex_limits;
 pub mod settings;
 pub mod texts;
 pub mod words;

@@ -3,7 +3,8 @@
     make fuzz-native SECONDS=300 TARGET=requests
 
 The targets are in `native/fuzz/fuzz_targets`; Rust nightly compiles them. What makes one fail is
-kept in `out/fuzz-native`, together with the inputs that reach new code.
+kept in `out/fuzz-native`. Inputs that reach new code are kept in the cache, outside the checkout,
+so a later run begins where an earlier one ended.
 """
 
 from __future__ import annotations
@@ -77,19 +78,21 @@ def main() -> int:
     arguments.add_argument("--target", choices=TARGETS)
     arguments.add_argument("--seed", type=int, default=1)
     given = arguments.parse_args()
-    folder = build()
-    files = write_seeds(OUT / "tokenizers", OUT / "served")
+    folder, corpora = build(), cache.cache_root() / "native-fuzz-corpus"
+    files = write_seeds(corpora / "tokenizers", corpora / "served")
+    OUT.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
         "TOKENIZERS": ":".join(map(str, files)),
         "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0",
     }
     for target in [given.target] if given.target else TARGETS:
-        corpus = OUT / target
+        corpus = corpora / target
         corpus.mkdir(exist_ok=True)
         call = [str(folder / target), f"-seed={given.seed}", f"-max_total_time={given.seconds}"]
         call += ["-len_control=0", "-max_len=20000", f"-timeout={SLOW_SECONDS}"]
         call += [f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={OUT}/{target}-", str(corpus)]
+        call.append("-print_final_stats=1")
         done = subprocess.run(call, env=environment, check=False)
         if done.returncode:
             return done.returncode

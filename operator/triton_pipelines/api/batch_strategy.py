@@ -23,7 +23,7 @@ class BatchStrategy(ApiModel):
         SourceSpec | None,
         Field(
             description=(
-                "The shared library. It is stored as batchstrategy.so in the model's folder, "
+                "The shared library. It is stored as batchstrategy.so in the model directory, "
                 "where Triton looks for it."
             )
         ),
@@ -35,7 +35,7 @@ class BatchStrategy(ApiModel):
             max_length=256,
             pattern=LIBRARY_PATTERN,
             description=(
-                "Path of a library in the model's source, relative to the model's folder, such "
+                "Path of a library in the model's source, relative to the model directory, such "
                 "as 1/libvolume.so."
             ),
         ),

@@ -30,7 +30,7 @@ class QueuePolicy(ApiModel):
             ge=0,
             le=2**31 - 1,
             description=(
-                "Maximum number of queued requests. Further requests are rejected with status "
+                "Maximum number of queued requests. Additional requests are rejected with status "
                 "503. 0 means no limit."
             ),
         ),

@@ -223,7 +223,7 @@ _GPUS_NEED_KIND = FieldRule(
 
 
 class InstanceGroup(ApiModel):
-    """One of several instance groups of a step."""
+    """One of multiple instance groups of a step."""
 
     count: Annotated[
         int,
@@ -246,7 +246,7 @@ class InstanceGroup(ApiModel):
 
 
 class ModelInstanceGroup(InstanceGroup):
-    """One of several instance groups of a step that runs a model's file."""
+    """One of multiple instance groups of a step that runs a model's file."""
 
     profiles: ProfileIndices = ()
 

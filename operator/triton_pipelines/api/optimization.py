@@ -124,7 +124,7 @@ class TensorRT(ApiModel):
         Switch | None,
         Field(
             description=(
-                "If Enabled, engines are cached outside the model's folder (on "
+                "If Enabled, engines are cached outside the model directory (on "
                 "server.modelCache if that is set). Default: Disabled."
             )
         ),

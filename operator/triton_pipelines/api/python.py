@@ -54,7 +54,7 @@ class Code(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "A file that contains the code, or a folder that contains model.py and the "
+                "A file that contains the code, or a directory that contains model.py and the "
                 "modules that it imports."
             )
         ),
@@ -73,9 +73,9 @@ class Code(ApiModel):
 
 
 class SideFile(ApiModel):
-    """A file or folder stored next to model.py."""
+    """A file or directory stored next to model.py."""
 
-    source: Annotated[SourceSpec, Field(description="A file or folder.")]
+    source: Annotated[SourceSpec, Field(description="A file or directory.")]
     path: Annotated[
         str | None,
         Field(
@@ -83,8 +83,8 @@ class SideFile(ApiModel):
             max_length=256,
             pattern=SIDE_PATH_PATTERN,
             description=(
-                "Path relative to the folder of model.py. Required for a folder. Default: the "
-                "file name."
+                "Path relative to the directory of model.py. Required for a directory. Default: "
+                "the file name."
             ),
         ),
     ] = None

@@ -254,7 +254,7 @@ def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
         return (
             "time"
             if node.get("format") == "date-time"
-            else "text"
+            else "string"
             + (f", at most {node['maxLength']} characters" if "maxLength" in node else "")
         )
     if child is not None:
@@ -262,13 +262,13 @@ def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
     if is_open(node):
         return "object of the Kubernetes API"
     return (
-        f"map of text to {_type(node['additionalProperties'], None)}; at most"
+        f"map of string to {_type(node['additionalProperties'], None)}; at most"
         f" {node['maxProperties']}"
     )
 
 
 def _number(value: int) -> str:
-    return f"{value:,}".replace(",", " ")
+    return f"{value:,}"
 
 
 def _cell(text: str) -> str:

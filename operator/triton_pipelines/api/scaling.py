@@ -117,7 +117,7 @@ class PodBounds(ApiModel):
     min: Annotated[
         int | None, Field(ge=1, le=10000, description="Minimum number of pods. Default: 1.")
     ] = None
-    max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
+    max: Annotated[int, Field(ge=1, le=10000, description="Maximum number of pods.")]
 
     rules = (
         FieldRule(

@@ -17,7 +17,7 @@ class Slo(ApiModel):
         Field(
             ge=1,
             le=3_600_000,
-            description="Latency in milliseconds that 99 % of requests must not exceed.",
+            description="Latency in milliseconds that 99% of requests must not exceed.",
         ),
     ] = None
     network_and_queue_budget_milliseconds: Annotated[

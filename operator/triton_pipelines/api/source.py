@@ -59,7 +59,7 @@ def _scheme(source: SourceSpec) -> str:
 
 
 class SourceSpec(ApiModel):
-    """A file or folder that the init container fetches, checks and stores read-only."""
+    """A file or directory that the init container fetches, checks and stores read-only."""
 
     uri: Annotated[
         str,
@@ -90,7 +90,7 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=PATH_PATTERN,
             description=(
-                "Path of a file inside the folder or repository that the URI points to. "
+                "Path of a file inside the directory or repository that the URI points to. "
                 "Default: the standard file name."
             ),
         ),
@@ -202,7 +202,7 @@ class ModelSource(SourceSpec):
             max_length=128,
             pattern=FILE_NAME_PATTERN,
             description=(
-                "Name of the model's file in a folder, if it is not Triton's default for the"
+                "Name of the model's file in a directory, if it is not Triton's default for the"
                 " platform."
             ),
         ),

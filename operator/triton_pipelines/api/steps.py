@@ -62,7 +62,8 @@ class StepFields(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "The model file, its folder or a folder of numbered versions. Default: spec.source."
+                "The model file, its directory or a directory of numbered versions. Default: "
+                "spec.source."
             )
         ),
     ] = None
@@ -141,7 +142,7 @@ class StepFields(ApiModel):
         VersionPolicy | None,
         Field(
             description=(
-                "Versions to serve, if the source is a folder of numbered versions. Default: the"
+                "Versions to serve, if the source is a directory of numbered versions. Default: the"
                 " latest."
             )
         ),

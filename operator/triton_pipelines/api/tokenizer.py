@@ -168,7 +168,7 @@ class Tokenizer(ApiModel):
         SourceSpec | None,
         Field(
             description=(
-                "The file tokenizer.json, or a folder that contains it (or vocab.txt with its "
+                "The file tokenizer.json, or a directory that contains it (or vocab.txt with its "
                 "configuration). Default: spec.source. For type Python: files that the code"
                 " reads, stored next to model.py, without a default."
             )

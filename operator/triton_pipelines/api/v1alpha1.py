@@ -40,7 +40,7 @@ class PipelineSpec(ApiModel):
         ModelSource | None,
         Field(
             description=(
-                "Folder that contains both the tokenizer and the model. It is the default for "
+                "Directory that contains both the tokenizer and the model. It is the default for "
                 "their sources."
             )
         ),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
-from itertools import product
 from typing import Any, Final
 
 import kopf
@@ -12,6 +12,7 @@ import structlog
 
 from triton_pipelines.app import control_key
 from triton_pipelines.app.config import OperatorConfig
+from triton_pipelines.app.health_server import UnhealthyError, serve_health
 from triton_pipelines.app.leadership import leader_elector
 from triton_pipelines.app.metrics_server import serve_metrics
 from triton_pipelines.app.operator_metrics import OperatorMetrics
@@ -113,25 +114,34 @@ class Operator:
             observe=self._observe_reconcile,
         )
         self._relisting = Relisting(
-            self.client, self.store, config.scopes, config.relist_seconds, metrics, self.queue.add
+            self.client,
+            self.store,
+            config.scopes,
+            config.relist_seconds,
+            metrics,
+            self.queue.add,
+            lambda scope: self._lists.is_listed(scope),
         )
         self._build = build
         self._reconcile_pipeline: Reconcile | None = None
-        self._events = ObjectEvents(self.store, self._enqueue, metrics)
-        self._lists = WatchLists(WATCHED, config.scopes, self._events.take_listed)
+        self._events = ObjectEvents(self.store, self._enqueue, metrics, config.scopes)
+        self._lists = WatchLists(
+            WATCHED, config.scopes, self._events.take_listed, self._events.release
+        )
         self._insights = Insights()
-        self._last_heartbeat = 0.0
+        self._last_heartbeat = self._longest_work = 0.0
         self._is_reconciling = False
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event) -> None:
         """Run until ``stop``, a signal, or the failure of a part."""
         config = self.config
-        self._last_heartbeat = asyncio.get_running_loop().time()
+        self._last_heartbeat = time.monotonic()
         self._register_gauges()
         async with (
             serve_metrics(
                 self.metrics.registry, config, self.client.login, self.metrics.observe_api
             ),
+            serve_health(config.liveness_host, config.liveness_port, self.health),
             self.client,
             leader_elector(config, self.client.login, self.metrics.observe_api) as self._elector,
         ):
@@ -151,9 +161,6 @@ class Operator:
                     standalone=True,
                     clusterwide=config.cluster_wide,
                     namespaces=config.namespaces,
-                    liveness_endpoint=(
-                        f"http://{config.liveness_host}:{config.liveness_port}/healthz"
-                    ),
                     stop_flag=stop,
                 )
             except Exception as failed:
@@ -205,10 +212,7 @@ class Operator:
             await self._lists.wait()
             if self._elector is not None:
                 # The lists may be those of a standby, from long ago.
-                for resource, scope in product(WATCHED, self.config.scopes):
-                    again = partial(self._relisting.relist, resource, scope)
-                    await retry_start(f"list of {resource.plural}", again)
-            self.metrics.synced.set(1)
+                await retry_start("lists of a new leader", self._relist_any)
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
@@ -233,15 +237,34 @@ class Operator:
             wait_seconds=config.operator_key_wait_seconds,
         )
 
+    async def _relist_any(self) -> None:
+        """Compare the lists of all scopes with the store.
+
+        One that fails is left to the periodic comparison.
+
+        Raises:
+            ClusterError: all of them failed.
+        """
+        scopes = [scope for scope in self.config.scopes if self._lists.is_listed(scope)]
+        failures = list[ClusterError]()
+        for scope in scopes:
+            try:
+                await self._relisting.restart(scope)
+            except ClusterError as error:
+                failures.append(error)
+                await _log.awarning("list failed", namespace=scope, error=str(error))
+        if len(failures) == len(scopes):
+            raise failures[0]
+
     async def _is_served(self, resource: Resource) -> bool:
-        """Return whether the API server serves a kind; False if it cannot be reached."""
-        try:
-            await self.client.list(
-                resource, self.config.scopes[0], label_selector=selector_of(resource)
-            )
-        except ClusterError:
-            return False
-        return True
+        """Return whether the API server serves a kind; False if it cannot be read."""
+        for scope in self.config.scopes:
+            try:
+                await self.client.list(resource, scope, label_selector=selector_of(resource))
+            except ClusterError:
+                continue
+            return True
+        return False
 
     async def _resync(self) -> None:
         """Make every pipeline due once per period, spread over it."""
@@ -256,9 +279,10 @@ class Operator:
         while True:
             due = loop.time() + HEARTBEAT_SECONDS
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._last_heartbeat = loop.time()
-            self.metrics.loop_lag.observe(max(0.0, self._last_heartbeat - due))
-            self.metrics.queue_longest_work.set(self.queue.longest_work())
+            self._last_heartbeat = time.monotonic()
+            self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
+            self._longest_work = self.queue.longest_work()
+            self.metrics.queue_longest_work.set(self._longest_work)
 
     async def _drain(self, own: asyncio.Task[None]) -> None:
         """Let running reconciles finish within the time there is, then end all tasks.
@@ -329,24 +353,22 @@ class Operator:
             await self._drain(own)
 
         kopf.on.cleanup(registry=registry, id="drain")(cleanup)
-        kopf.on.probe(registry=registry, id="operator")(self.health)
         return registry
 
-    async def health(self, **_: Any) -> dict[str, Any]:
-        """Answer the liveness probe: the event loop runs, and reconciles end.
+    def health(self) -> dict[str, Any]:
+        """Answer the liveness probe, in a thread: the event loop runs, and reconciles end.
 
         An unreachable API server is no reason for a restart.
 
         Raises:
-            kopf.PermanentError: the process is dead (after any other exception Kopf would delay
-                the answer by a minute).
+            UnhealthyError: the process has to be restarted.
         """
-        age = asyncio.get_running_loop().time() - self._last_heartbeat
+        age = time.monotonic() - self._last_heartbeat
         if age > STALE_SECONDS:
-            raise kopf.PermanentError(f"no heartbeat for {age:.0f} s")
-        longest = self.queue.longest_work()
+            raise UnhealthyError(f"no heartbeat for {age:.0f} s")
+        longest = self._longest_work
         if longest > RECONCILE_SECONDS + _RECONCILE_MARGIN_SECONDS:
-            raise kopf.PermanentError(f"a reconcile has been running for {longest:.0f} s")
+            raise UnhealthyError(f"a reconcile has been running for {longest:.0f} s")
         return {
             "heartbeatSeconds": round(age, 3),
             "inWork": self.queue.in_work,
@@ -356,6 +378,13 @@ class Operator:
 
     def _register_gauges(self) -> None:
         self.metrics.leading.set_function(self._may_write)
+        self.metrics.synced.set_function(
+            lambda: self._is_reconciling and all(map(self._lists.is_listed, self.config.scopes))
+        )
+        for scope in self.config.scopes:
+            self.metrics.watch_failing.labels(scope or "").set_function(
+                partial(self._lists.is_failing, scope)
+            )
         self.metrics.queue_depth.set_function(lambda: self.queue.depth)
         self.metrics.queue_in_work.set_function(lambda: self.queue.in_work)
         self.metrics.queue_delayed.set_function(lambda: self.queue.delayed)

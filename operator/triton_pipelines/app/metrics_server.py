@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from triton_pipelines.app.config import OperatorConfig
+from triton_pipelines.app.http_server import Application, serve
 from triton_pipelines.app.metrics_access import Access, MetricsAccess
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.transport import Login, RequestObserver
@@ -26,8 +23,6 @@ from triton_pipelines.cluster.transport import Login, RequestObserver
 # File names in a Secret of type kubernetes.io/tls.
 CERTIFICATE_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
-# Time for the handshake, and for each read and write.
-_CONNECTION_SECONDS: Final = 10.0
 _REVIEW_SECONDS: Final = 10.0
 _REVIEWS_IN_FLIGHT: Final = 2
 _STATUS: Final = {
@@ -40,7 +35,6 @@ _BODY: Final = {
     Access.FORBIDDEN: b"the token's user may not get the non-resource URL /metrics\n",
     Access.UNKNOWN: b"the API server did not review the token; try again later\n",
 }
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Authorize = Callable[[str], Access]
 _log = structlog.get_logger(__name__)
 
@@ -81,40 +75,6 @@ class MetricsCertificate:
         return version, context
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """One thread per connection."""
-
-    daemon_threads = True
-
-    def __init__(
-        self, host: str, port: int, app: Application, certificate: MetricsCertificate | None
-    ) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family = found[0][0]
-        self._certificate = certificate
-        super().__init__((host, port), _Handler)
-        self.set_app(app)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; its own thread does the handshake."""
-        connection, address = super().get_request()
-        connection.settimeout(_CONNECTION_SECONDS)
-        if self._certificate is not None:
-            connection = self._certificate.context().wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
-        return connection, address
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a broken connection; nothing else depends on it."""
-        _log.debug("metrics request failed", exc_info=True)
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing per request."""
-
-
 @asynccontextmanager
 async def serve_metrics(
     registry: CollectorRegistry, config: OperatorConfig, login: Login, observe: RequestObserver
@@ -137,16 +97,12 @@ async def serve_metrics(
             )
             client = await stack.enter_async_context(Client(login, options, observe))
             app = guarded(app, _in_loop(MetricsAccess(client)))
-        server = _Server(config.metrics_host, config.metrics_port, app, certificate)
-        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-        thread.start()
-        await _log.ainfo("metrics are served", port=server.server_port, tls=certificate is not None)
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        tls = certificate.context if certificate is not None else None
+        port = await stack.enter_async_context(
+            serve(config.metrics_host, config.metrics_port, app, tls)
+        )
+        await _log.ainfo("metrics are served", port=port, tls=tls is not None)
+        yield
 
 
 def guarded(app: Application, authorize: Authorize) -> Application:

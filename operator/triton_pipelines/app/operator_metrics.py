@@ -106,6 +106,12 @@ class OperatorMetrics:
             "Pipelines for which a LIST showed objects that the watch had missed.",
             "resource",
         )
+        self.watch_failing = self._gauge(
+            "watch_failing",
+            "1 while lists or watches of a watched namespace fail; the label is empty if all"
+            " namespaces are watched.",
+            "namespace",
+        )
         self.watch_objects = self._gauge("watch_objects", "Objects in the store.", "resource")
 
     def _declare_process_metrics(self) -> None:
@@ -119,7 +125,9 @@ class OperatorMetrics:
             "pipeline",
             "kind",
         )
-        self.synced = self._gauge("synced", "1 once every kind has been listed.")
+        self.synced = self._gauge(
+            "synced", "1 once every kind has been listed in every watched namespace."
+        )
         self.leading = self._gauge(
             "leading", "1 while this process is the leader, 0 while it is on standby."
         )

@@ -2,13 +2,14 @@
 
 Kopf decodes answers with ``json``, which fails at about a thousand levels of nesting, and a failed
 watch ends the operator. Answers are therefore cut at :data:`.decoding.MAX_DEPTH` before Kopf reads
-them. Listed objects are taken over by :mod:`.watch_lists`.
+them. Listed objects are taken over by :mod:`.watch_lists`, which also learns which requests fail.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -16,6 +17,8 @@ import kopf
 
 from triton_pipelines.cluster import decoding
 from triton_pipelines.cluster.watch_lists import WatchLists
+
+_ERROR_STATUS: Final = 400
 
 
 class _BoundedLines:
@@ -85,5 +88,25 @@ def bounded_session(info: kopf.ConnectionInfo, lists: WatchLists) -> kopf.Aiohtt
             proxy=info.proxy_url,
             trust_env=bool(info.trust_env),
             response_class=response_class,
+            trace_configs=[_observing(lists, root)],
         ),
     )
+
+
+def _observing(lists: WatchLists, root: str) -> aiohttp.TraceConfig:
+    """Return what reports the outcome of each request."""
+    trace = aiohttp.TraceConfig()
+
+    async def on_end(_: Any, __: Any, ended: aiohttp.TraceRequestEndParams) -> None:
+        status = ended.response.status
+        path = ended.url.path.removeprefix(root)
+        lists.observe(path, f"HTTP status {status}" if status >= _ERROR_STATUS else "")
+
+    async def on_exception(_: Any, __: Any, failed: aiohttp.TraceRequestExceptionParams) -> None:
+        error = failed.exception
+        if not isinstance(error, asyncio.CancelledError):
+            lists.observe(failed.url.path.removeprefix(root), repr(error))
+
+    trace.on_request_end.append(on_end)
+    trace.on_request_exception.append(on_exception)
+    return trace

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import kopf
@@ -22,7 +23,7 @@ from triton_pipelines.cluster.kopf_session import bounded_session
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, WATCHED_CHILDREN, Resource
 from triton_pipelines.cluster.store import Key, Store, key_of, owner_key
-from triton_pipelines.cluster.watch_lists import WatchLists
+from triton_pipelines.cluster.watch_lists import Scope, WatchLists
 
 WATCHED: Final[tuple[Resource, ...]] = (INFERENCE_PIPELINES, *WATCHED_CHILDREN)
 # Bound service account tokens are valid for an hour or more and are rotated at 80 % of that:
@@ -35,6 +36,9 @@ _KOPF_PREFIX: Final = f"kopf.{names.GROUP}"
 WATCHING_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.5
 _log = structlog.get_logger(__name__)
+# Seconds between the attempts of a list or watch request.
+_RETRY_SECONDS: Final = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0)
+_RETRY_SECONDS_MAX: Final = 60.0
 # Time between two checks of what Kopf watches.
 CHECK_SECONDS: Final = 15.0
 
@@ -65,6 +69,17 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
     def store(self, **_: Any) -> None:
         return None
+
+
+class _EndlessBackoffs:
+    """Kopf's back-offs after failed requests, without an end.
+
+    After the last one, Kopf would end the operator: a namespace that the operator may no longer
+    read would end it for all others.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(_RETRY_SECONDS, itertools.repeat(_RETRY_SECONDS_MAX))
 
 
 class UnwatchedError(RuntimeError):
@@ -101,6 +116,7 @@ def kopf_settings(
     settings.watching.chunk_size = PAGE_SIZE
     settings.networking.request_timeout = request_timeout_seconds
     settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = _EndlessBackoffs()
     settings.networking.trust_env = True
     for resource in WATCHED:
         if selector := selector_of(resource):
@@ -116,7 +132,11 @@ def kopf_settings(
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvents:
-    """Stores what lists and watches report, and makes pipelines due."""
+    """Stores what lists and watches report, and makes pipelines due.
+
+    A pipeline is stored once all kinds are listed where it is: with half of its objects in the
+    store, it would be reconciled as if the others did not exist.
+    """
 
     store: Store
     """Updated with each event."""
@@ -124,6 +144,18 @@ class ObjectEvents:
     """Makes the owning pipelines due; the second argument is the kind that changed."""
     observer: WatchObserver
     """Counts the events."""
+    scopes: tuple[Scope, ...] = (None,)
+    """The watched namespaces; ``None`` stands for all."""
+    _held: dict[Scope, dict[Key, Object]] = field(default_factory=dict)
+    """Pipelines of the scopes that are not listed yet."""
+
+    def __post_init__(self) -> None:
+        self._held.update({scope: {} for scope in self.scopes})
+
+    def release(self, scope: Scope) -> None:
+        """Store the pipelines of a scope in which every kind has been listed."""
+        for pipeline in self._held.pop(scope, {}).values():
+            self._update(INFERENCE_PIPELINES, None, pipeline)
 
     def take_listed(self, resource: Resource, obj: Object) -> None:
         """Handle an object of a list."""
@@ -149,6 +181,15 @@ class ObjectEvents:
                 namespace=namespace,
                 object=name,
             )
+        scope = None if None in self.scopes else key_of(obj)[0]
+        if resource != INFERENCE_PIPELINES or scope not in self._held:
+            self._update(resource, event_type, obj)
+        elif event_type == "DELETED":
+            self._held[scope].pop(key_of(obj), None)
+        else:
+            self._held[scope][key_of(obj)] = obj
+
+    def _update(self, resource: Resource, event_type: str | None, obj: Object) -> None:
         for owner in update_store(self.store, resource, event_type, obj):
             self.enqueue(owner, resource)
 

@@ -27,7 +27,7 @@ class SpecMetrics:
         )
         self.slo = Gauge(
             "tritonpipe_pipeline_slo_seconds",
-            "Latency that 99 % of requests must not exceed (spec.slo.p99Milliseconds).",
+            "Latency that 99% of requests must not exceed (spec.slo.p99Milliseconds).",
             _PIPELINE,
             registry=registry,
         )

@@ -18,7 +18,13 @@ import pytest
 
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-from tests.support.operators import DEADLINE_SECONDS, NAMESPACES, eventually, free_port
+from tests.support.operators import (
+    DEADLINE_SECONDS,
+    NAMESPACES,
+    eventually,
+    free_port,
+    make_namespace,
+)
 from triton_pipelines.api import names
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
@@ -307,6 +313,46 @@ async def test_start_up_waits_for_the_server_and_never_works_on_a_cold_cache(
         assert operator.children((namespace, "a")) == ["known"]
         assert all(children == ["known"] for children in seen)
         assert proxy.count("GET", r"/pods\?.*limit") > 6
+
+
+@pytest.mark.parametrize("leader_elect", [False, True])
+async def test_a_namespace_that_cannot_be_read_does_not_affect_others(
+    client: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    leader_elect: bool,
+) -> None:
+    """At start-up and beyond Kopf's own retries, which would end the operator."""
+    monkeypatch.setattr(watches, "_RETRY_SECONDS", (0.2,) * 3)
+    monkeypatch.setattr(watches, "_RETRY_SECONDS_MAX", 0.2)
+    blocked = f"{namespace[:50]}-blocked"
+    await make_namespace(client, blocked)
+    for name in (namespace, blocked):
+        await client.apply(pipeline("a", name))
+        await client.apply(child("known", "a", name))
+    path = rf"namespaces/{blocked}/configmaps\?.*limit"
+    forbidden = proxy.inject(Fault(path=path, status=403, reason="Forbidden", times=None))
+    names_of = {"namespaces": (blocked, namespace), "leader_elect": leader_elect}
+    async with running(proxy, tmp_path, namespace, **names_of) as operator:
+        seen: list[tuple[Key, list[str]]] = []
+        operator.work = lambda key: _record(seen, (key, operator.children(key)))
+        await eventually("first pass", lambda: operator.passes)
+        await eventually("more attempts than Kopf's own", lambda: forbidden.hits > 12)
+        assert {key[0] for key in operator.passes} == {namespace}
+        assert operator.value("watch_failing", namespace=blocked) == 1
+        assert operator.value("watch_failing", namespace=namespace) == 0
+        assert operator.value("synced") == 0
+        late = f"late-{leader_elect}".lower()
+        await client.apply(pipeline(late, namespace))
+        await eventually("its watches", lambda: (namespace, late) in operator.passes)
+        forbidden.times = 0
+        await eventually("the other one", lambda: (blocked, "a") in operator.passes)
+        assert operator.children((blocked, "a")) == ["known"]
+        assert ((blocked, "a"), []) not in seen
+        await eventually("all lists", lambda: operator.value("synced") == 1)
+        assert operator.value("watch_failing", namespace=blocked) == 0
 
 
 async def _record(into: list[Any], value: Any) -> None:

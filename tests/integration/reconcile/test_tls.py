@@ -21,6 +21,7 @@ from tests.support.permissions import rights_of_the_chart
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, SECRETS
+from triton_pipelines.controllers.pipeline import tls_secret
 
 pytestmark = [
     pytest.mark.integration,
@@ -54,8 +55,13 @@ async def certificates(admin: Client, namespace: str) -> list[str]:
 
 
 async def test_a_secret_is_read_if_the_chart_grants_its_name(
-    admin: Client, control_plane: ControlPlane, tmp_path: Path, namespace: str
+    admin: Client,
+    control_plane: ControlPlane,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tls_secret, "POLL_SECONDS", 1.0)  # else 30 s for each change
     release = "tls-triton-pipelines"
     await rights_of_the_chart(
         admin, release, "--set", f"watch.namespaces={{{namespace}}}", "--set", "rbac.nodes=false"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import pages
+from bench import pages, typography
 
 RESULT: dict[str, Any] = {
     "id": "C1",
@@ -46,6 +46,25 @@ def test_what_is_missed_is_said_with_its_reason(folder: Path) -> None:
 def test_what_is_met_needs_no_reason(folder: Path) -> None:
     write(folder, met=True, spread=[9.0, 9.0])
     assert pages.results(["C1"]).endswith("| 9 s | met |")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("yield 4 300. Then 2 147 483 647", "yield 4,300. Then 2,147,483,647"),
+        ("1.2 % (9.0 % of it), 80 ms", "1.2% (9.0% of it), 80 ms"),
+        ("at 127 1284 or 1.5 000 or v1 000", "at 127 1284 or 1.5 000 or v1 000"),
+    ],
+)
+def test_percents_and_thousands_are_typeset(text: str, expected: str) -> None:
+    assert typography.typeset(text) == expected
+
+
+def test_a_percentage_has_its_sign_at_every_number(folder: Path) -> None:
+    write(folder, value=15.7, spread=[0.2, 33.4], unit="% error, per point", met=True)
+    assert "| 15.7% (0.2% to 33.4%) error, per point | met |" in pages.results(["C1"])
+    write(folder, value=98.0, spread=[98.0, 98.0], unit="percent", met=True)
+    assert "| 98% | met |" in pages.results(["C1"])
 
 
 def test_every_goal_that_may_be_missed_has_a_reason_at_hand() -> None:

@@ -54,7 +54,7 @@ def test_a_block_that_was_cut_short_has_no_step_times() -> None:
     assert {len(row) for row in rows} == {len(head)}
     head, rows = step_tables.offline(found())
     assert head == ("Texts per second", "Small, FP16")
-    assert rows[0] == ("padded, 64 texts as they arrive", "12 345")
+    assert rows[0] == ("padded, 64 texts as they arrive", "12,345")
 
 
 def test_the_place_names_gpu_and_commit() -> None:

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.suite.access import AccessError, Images, choose, keep
+from e2e.suite.access import (
+    AccessError,
+    Images,
+    choose,
+    keep,
+    own_cluster,
+    require_one_worker,
+)
 
 
 def kubeconfig(folder: Path, context: str) -> dict[str, str]:
@@ -42,6 +49,19 @@ def test_the_allow_list_replaces_the_default(tmp_path: Path) -> None:
 def test_without_kubeconfig_the_suite_makes_its_own() -> None:
     assert choose({}) is None
     assert choose({"KUBECONFIG": ""}) is None
+
+
+def test_each_worker_starts_a_cluster_of_its_own() -> None:
+    workers = ({}, {"PYTEST_XDIST_WORKER": "gw0"}, {"PYTEST_XDIST_WORKER": "gw1"})
+    assert [own_cluster(environment) for environment in workers] == ["e2e", "e2e-gw0", "e2e-gw1"]
+
+
+def test_workers_do_not_share_a_given_cluster(tmp_path: Path) -> None:
+    given = kubeconfig(tmp_path, "kind-gpu")
+    with pytest.raises(AccessError, match=r"^KUBECONFIG=.* 2 workers; run it without -n"):
+        require_one_worker(given, 2)
+    require_one_worker(given, 0)
+    require_one_worker({}, 2)
 
 
 def test_an_unreadable_kubeconfig_names_the_variable(tmp_path: Path) -> None:

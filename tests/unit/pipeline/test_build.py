@@ -323,6 +323,16 @@ def test_a_mask_that_only_postprocess_names_is_made() -> None:
     ]
 
 
+def test_a_model_that_does_not_batch_is_pooled_as_a_whole() -> None:
+    outputs = [{"name": "hidden", "dataType": "FP32", "dims": [-1, -1, 8]}]
+    built = graph(model={"outputs": outputs, "maxBatchSize": 0}, postprocess=POOLED)
+    post = step(built, "postprocess")
+    assert [(item.tensor.dims, item.ragged) for item in post.inputs] == [
+        ((-1, -1, 8), False),
+        ((-1, -1), False),
+    ]
+
+
 def test_a_mask_named_like_the_pooled_tensor_gets_a_name_of_its_own() -> None:
     outputs = [{"name": "attention_mask", "dataType": "FP32", "dims": [-1, 8]}]
     post = step(graph(model={"outputs": outputs}, postprocess=POOLED), "postprocess")

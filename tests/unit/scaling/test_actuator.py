@@ -31,6 +31,7 @@ class FakePod:
     now: int = 1
     refuses: str = ""
     silent: bool = False
+    mute: bool = False  # does not report its count
     late: int = 0  # looks at the count until a silent load shows
     gone: bool = False
     ignores: bool = False
@@ -41,6 +42,8 @@ class FakePod:
     gate: asyncio.Event | None = None
 
     async def count(self, model: str) -> int:
+        if self.mute:
+            raise PodUnresponsiveError("deadline")
         if self.pending is not None:
             self.late -= 1
             if self.late < 0:
@@ -128,6 +131,12 @@ async def test_removal_goes_from_pod_to_pod() -> None:
     [
         (
             lambda pod: setattr(pod, "refuses", "no space in /dev/shm"),
+            PodResult.REJECTED,
+            "rejected 3 instances: no space in /dev/shm",
+            1,
+        ),
+        (
+            lambda pod: vars(pod).update(refuses="no space in /dev/shm", mute=True),
             PodResult.REJECTED,
             "rejected 3 instances: no space in /dev/shm",
             1,

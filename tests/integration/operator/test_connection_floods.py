@@ -1,0 +1,94 @@
+"""Anyone who reaches the operator's ports opens more connections than it can have open files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support import builders
+from tests.support.controlplane import ControlPlane
+from tests.support.faultproxy import FaultProxy
+from tests.support.operatorprocess import start_operator
+from tests.support.operators import apply_any, eventually, free_port, make_namespace
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.login import load_configuration
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
+
+pytestmark = pytest.mark.integration
+OPEN_FILES = 256
+CONNECTIONS = 400
+UNFINISHED = b"GET /metrics HTTP/1.1\r\nHost: operator\r\n"
+
+
+@contextlib.asynccontextmanager
+async def flooded(port: int) -> AsyncIterator[None]:
+    """Keep connections open whose requests never end: each sends another byte now and then."""
+    started = asyncio.Semaphore(0)
+
+    async def hold() -> None:
+        while True:
+            started.release()
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    writer.write(UNFINISHED)
+                    while not reader.at_eof():
+                        writer.write(b"X")
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(reader.read(1), 0.5)
+                finally:
+                    writer.transport.abort()
+            await asyncio.sleep(1)
+
+    tasks = [asyncio.create_task(hold()) for _ in range(CONNECTIONS)]
+    for _ in range(2 * CONNECTIONS):
+        await started.acquire()
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def test_a_flood_of_connections_affects_no_reconcile(
+    api_server: ControlPlane, tmp_path: Path
+) -> None:
+    metrics_port = free_port()
+    async with (
+        Client(lambda: load_configuration(str(api_server.kubeconfig))) as admin,
+        FaultProxy(api_server.kubeconfig) as proxy,
+        httpx.AsyncClient(timeout=30) as http,
+    ):
+        namespace = await make_namespace(admin, f"flood-{uuid.uuid4().hex[:12]}")
+        settings = {"METRICS_PORT": str(metrics_port)}
+        process = await start_operator("one", proxy, tmp_path / "one", namespace, **settings)
+        try:
+            await eventually("leader", process.leads)
+            limits = (OPEN_FILES, OPEN_FILES)
+            resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, limits)
+            async with flooded(metrics_port):
+                # Watches, and connections to the API server, have to be opened again.
+                proxy.cut_streams()
+                document = builders.document(name="p", namespace=namespace)
+                document["metadata"].pop("uid")
+                await apply_any(admin, INFERENCE_PIPELINES, document)
+                await eventually("its Deployment", lambda: admin.get(DEPLOYMENTS, namespace, "p"))
+                assert process.is_running()
+                assert _open_files(process.process.pid) < OPEN_FILES / 2
+            assert (await http.get(process.health_url)).status_code == 200
+            url = f"http://127.0.0.1:{metrics_port}/metrics"
+            assert "tritonpipe_leading 1.0" in (await http.get(url)).text
+        finally:
+            await process.end()
