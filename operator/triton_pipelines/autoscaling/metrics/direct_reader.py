@@ -153,8 +153,8 @@ class DirectReader:
         if bad:
             pod, (_, why) = min(bad.items())
             note = (
-                f"the metrics page of {len(bad)} of {len(one.pods)} pods contains no usable "
-                f"samples; {pod}: {why}"
+                f"the metrics pages of {len(bad)} of {len(one.pods)} pods contain no usable "
+                f"samples, such as pod {pod}: {why}"
             )
         if not pods:
             problems_seen = {problem for problem, _ in bad.values()} or {MetricsProblem.MISSING}

@@ -63,7 +63,7 @@ class MetricsClient:
             response = await places.enter_async_context(request)
             response.raise_for_status()
             if response.status != http.HTTPStatus.OK:
-                raise MetricsPageError(f"returned HTTP status {response.status}")
+                raise MetricsPageError(f"returned HTTP {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
                 raise MetricsPageError("is compressed, which the operator does not support")
             is_large = False
