@@ -165,8 +165,8 @@ class Prometheus:
         if 300 <= answer.status_code < 400:
             return (
                 f"{message}: the response redirects to "
-                f"{answer.location or 'another address'}, but redirects are not followed; set url to "
-                "the final address"
+                f"{answer.location or 'another address'}, but redirects are not followed; set "
+                "url to the final address"
             )
         if answer.status_code == 404:
             return (

@@ -9,6 +9,7 @@ from typing import Any, Final
 import onnx
 
 from triton_pipelines.api.loadplan import PlanAdapt, shape_input
+from triton_pipelines.api.wording import numbered
 from triton_pipelines.loader.onnx_graph.graph_walk import (
     dims,
     element_type,
@@ -58,7 +59,7 @@ class AdaptationRefusal:
         return cls((Obstacle(problem, advice),))
 
     def __str__(self) -> str:
-        return "; ".join(map(str, self.reasons))
+        return numbered([str(reason) for reason in self.reasons])
 
 
 @dataclass(frozen=True)
