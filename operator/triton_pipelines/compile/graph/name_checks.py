@@ -95,8 +95,9 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
     ) != tensor.reshape.count(-1):
         yield Finding(
             where,
-            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the"
-            " same number of elements and the same number of -1 entries; change one",
+            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must "
+            "have the same number of elements and the same number of -1 entries; change "
+            "reshape or dims",
             code=FindingCode.SHAPE_MISMATCH,
         )
 

@@ -68,8 +68,9 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
         if original.sequences is not None:
             yield Finding(
                 f"{path}.step",
-                f"{declared.step} has sequenceBatching, so Triton would mix the requests of "
-                "both steps in one sequence; declare a step with a separate model",
+                f"step '{declared.step}' has sequenceBatching, so Triton would mix the "
+                "requests of both steps in one sequence; declare a step with a separate "
+                "model",
                 code=FindingCode.FIELD_COMBINATION,
             )
         names = [entry.tensor.name for entry in original.inputs]
@@ -77,8 +78,8 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
             if given.name not in names:
                 yield Finding(
                     f"{path}.inputs[{place}].name",
-                    f"{declared.step} has no input {given.name!r}; it has {', '.join(names)}"
-                    f"{did_you_mean(given.name, names)}",
+                    f"step '{declared.step}' has no input {given.name!r}; its inputs are "
+                    f"{', '.join(names)}{did_you_mean(given.name, names)}",
                     code=FindingCode.UNKNOWN_TENSOR,
                 )
     yield from _tokens(graph, originals)

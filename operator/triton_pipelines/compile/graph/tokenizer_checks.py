@@ -37,8 +37,8 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
             )
             yield Finding(
                 next(readers, "spec.tokenizer.outputs"),
-                f"{tensor.name} is {tensor.data_type.value}, but tokens are INT64 or INT32; change"
-                " its dataType",
+                f"{tensor.name} is {tensor.data_type.value}, but tokens are INT64 or INT32; "
+                "change dataType to INT64 or INT32",
                 code=FindingCode.DATA_TYPE_MISMATCH,
             )
     if "KIND_GPU" in step.instances.kinds:
@@ -113,7 +113,7 @@ def _text_remedy(graph: Graph, entry: Input) -> str:
     if entry.source is not None and entry.source.step != PIPELINE:
         return f"change {entry.source.step} to write one text per row"
     if graph.max_batch_size > 0:
-        return "omit spec.tokenizer.maxBatchSize to send several texts per row"
+        return "omit spec.tokenizer.maxBatchSize to send multiple texts per row"
     return "set spec.tokenizer.maxBatchSize to 0, so that dims include the rows"
 
 

@@ -25,8 +25,8 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         if not step.inputs:
             yield Finding(
                 f"{step.path}.inputs",
-                f"is required, because without a tokenizer the inputs of {step.name} are unknown;"
-                " list each input tensor",
+                f"is required, because without a tokenizer the inputs of step '{step.name}' "
+                "are unknown; list each input tensor",
                 code=FindingCode.REQUIRED,
             )
     yield from _unread(graph)
@@ -55,8 +55,8 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
         return f"which is a model name, not a step name; use {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
         return (
-            "which is an auxiliary model and cannot be connected; move it to spec.steps, or "
-            f"use one of: {', '.join(known)}"
+            "which is an auxiliary model and cannot be connected; move that model to "
+            f"spec.steps, or use one of: {', '.join(known)}"
         )
     return (
         "which does not exist; use one of:"
@@ -90,7 +90,8 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         if not entry.optional:
             yield Finding(
                 entry.path,
-                f"input {entry.tensor.name} of {step.name} is not connected; set its from field",
+                f"input '{entry.tensor.name}' of step '{step.name}' is not connected; set "
+                "the from field of this input",
                 code=FindingCode.NOT_CONNECTED,
             )
         return
@@ -99,8 +100,8 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if origin not in names:
         yield Finding(
             entry.path,
-            f"from refers to {origin!r},"
-            f" {_no_step(graph, origin, f'.{entry.source.tensor}', names)}",
+            f"the from field refers to {origin!r}, "
+            f"{_no_step(graph, origin, f'.{entry.source.tensor}', names)}",
             code=FindingCode.UNKNOWN_STEP,
         )
         return
@@ -116,8 +117,9 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if origin == PIPELINE and made.name in graph.optional_inputs and not entry.optional:
         yield Finding(
             entry.path,
-            f"reads {entry.source}, which requests may omit, but input {entry.tensor.name} of"
-            f" {step.name} is required; {_make_both_alike(step)}",
+            f"reads {entry.source}, which requests may omit, but input "
+            f"'{entry.tensor.name}' of step '{step.name}' is required; "
+            f"{_make_both_alike(step)}",
             code=FindingCode.OPTIONAL_MISMATCH,
         )
     yield from _fits(graph, step, entry, made)
@@ -128,7 +130,7 @@ def _make_both_alike(step: Step) -> str:
     remove = "remove optional from the pipeline's input"
     if step.role is Role.TOKENIZER or step.repeats == TOKENIZER:
         return remove
-    return f"set optional: Enabled on this input too, or {remove}"
+    return f"set optional: Enabled also on this input, or {remove}"
 
 
 def _has(graph: Graph, reference: Reference) -> str:
@@ -203,8 +205,8 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
         )
         if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
             return (
-                f"; dims describe one row, so if the first -1 of {name} is the batch axis, remove"
-                f" it ({list(longer[1:])})"
+                f"; dims describe one row, so if the first -1 of {name} is the batch axis, "
+                f"use {list(longer[1:])}"
             )
         return ""
     left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
@@ -242,8 +244,8 @@ def _unread(graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 step.path,
-                f"the outputs of step {step.name} are not used by any step or by the pipeline's"
-                " outputs; "
+                f"the outputs of step '{step.name}' are not used by any step or by the "
+                "pipeline's outputs; "
                 + (
                     f"connect one with from: {example}, or list one in ensemble.outputs"
                     if example
@@ -254,7 +256,8 @@ def _unread(graph: Graph) -> Iterator[Finding]:
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(
                 f"{step.path}.inputs",
-                f"no input of {step.name} is connected; set the from field of at least one input",
+                f"no input of step '{step.name}' is connected; set the from field of at "
+                "least one input",
                 code=FindingCode.NOT_CONNECTED,
             )
 
@@ -277,8 +280,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
             yield Finding(
                 path,
-                f"no step reads {tensor.name}; remove it, or connect it with from:"
-                f" pipeline.{tensor.name}",
+                f"no step reads input '{tensor.name}'; remove that input, or set from: "
+                f"pipeline.{tensor.name} in a step",
                 code=FindingCode.UNUSED,
             )
     spelt: dict[str, str] = {}
@@ -304,8 +307,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if output.source in answered:
             yield Finding(
                 output.path,
-                f"{output.source} is already the output {answered[output.source]!r}, and Triton"
-                " maps each tensor only once; remove one of them",
+                f"{output.source} is already the output {answered[output.source]!r}, and "
+                "Triton maps each tensor only once; remove one of the two outputs",
                 code=FindingCode.DUPLICATE,
             )
         answered.setdefault(output.source, output.tensor.name)

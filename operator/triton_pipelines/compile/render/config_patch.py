@@ -202,17 +202,17 @@ def _owned(before: Any, after: Any, path: str) -> Iterator[Finding]:
     if scheduler != before.WhichOneof("scheduling_choice"):
         yield _reserved(
             f"{path}.{scheduler}",
-            "changes the scheduler; use dynamicBatching or sequenceBatching instead",
+            "the patch must not change the scheduler; use dynamicBatching or sequenceBatching",
         )
     if _own_parameters(before) != _own_parameters(after):
         yield _reserved(
             f"{path}.parameters",
-            f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
-            " reserved for the operator; remove them",
+            f"parameters that start with {RUNTIME_PARAMETER_PREFIX!r} are reserved for the "
+            "operator; remove these parameters",
         )
     for name, why in REFUSED.items():
         if getattr(before, name) != getattr(after, name):
-            yield _reserved(f"{path}.{name}", f"is not supported, because {why}")
+            yield _reserved(f"{path}.{name}", f"the field is not supported, because {why}")
 
 
 def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
@@ -225,8 +225,8 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
         if left != right:
             yield _reserved(
                 f"{path}.{name}",
-                f"changes the names, types, shapes, order or optional flags; use {field} for"
-                " these, and set only other fields here",
+                "the patch must not change names, types, shapes, order or optional flags; "
+                f"use {field} for these settings",
             )
     left, right = [
         [[getattr(one, part) for part in _GROUP_OWNED] for one in config.instance_group]
@@ -236,7 +236,7 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
         fields = ", ".join(sorted(set(_GROUP_OWNED.values()) - {"modelName"}))
         yield _reserved(
             f"{path}.instance_group",
-            f"changes values of {fields}; set them there, and set only other fields here",
+            f"the patch must not change the values of {fields}; change {fields} directly",
         )
 
 

@@ -40,8 +40,8 @@ _POD_FIELDS = {
         "Triton does not receive a token; with --pod-template=allow, mount a token into "
         "your own container with a projected volume (serviceAccountToken)"
     ),
-    "restartPolicy": "pods of a Deployment are always restarted; remove it",
-    "activeDeadlineSeconds": "pods of a Deployment cannot have a deadline; remove it",
+    "restartPolicy": "pods of a Deployment are always restarted; remove the field",
+    "activeDeadlineSeconds": "pods of a Deployment cannot have a deadline; remove the field",
     "ephemeralContainers": (
         "a pod template cannot have ephemeral containers; use kubectl debug on a pod"
     ),
@@ -79,7 +79,7 @@ def owned_fields(
         if key in ("apiVersion", "kind"):
             yield Finding(
                 f"{PATH}.{key}",
-                "is not a field of a pod template; remove it",
+                "the field does not exist in a pod template; remove the field",
                 code=FindingCode.UNKNOWN_FIELD,
             )
     yield from _metadata(as_mapping(given).get("metadata"), f"{PATH}.metadata", pipeline)
@@ -132,8 +132,8 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (given is None or (isinstance(given, int) and given < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"is shorter than the drain, which takes {needed} s; set it to at least "
-            f"{needed}, or lower spec.rollout.drainSeconds",
+            f"the grace period is shorter than the drain, which takes {needed} s; use at "
+            f"least {needed}, or lower spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
 
@@ -151,8 +151,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.affinity",
-            "would replace the affinity from server.gpu.products; use spec.server.affinity, which"
-            " is merged with it",
+            "the patch would replace the affinity from server.gpu.products; use "
+            "spec.server.affinity",
             code=FindingCode.RESERVED,
         )
     for field, instead in (
@@ -173,8 +173,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.resourceClaims",
-            f"this list replaces the operator's; include the claim {names.CLAIM_GPU} of"
-            " server.gpu.claimTemplate in it",
+            f"this list replaces that of the operator; add the claim {names.CLAIM_GPU} of "
+            "server.gpu.claimTemplate",
             code=FindingCode.RESERVED,
         )
 
@@ -201,9 +201,9 @@ def _containers(
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
-                    "additional containers count as custom code, which this operator forbids"
-                    " (--custom-code=forbid); remove them, or ask the operator's administrator to"
-                    " allow custom code",
+                    "additional containers count as custom code, which this operator "
+                    "forbids (--custom-code=forbid); remove these containers, or ask the "
+                    "operator's administrator to allow custom code",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in mapping_items(item.get("volumeMounts"), "volumeMounts"):
@@ -306,8 +306,8 @@ def _resources(
     if gpu.claim_template is not None and "claims" in resources and not kept:
         yield Finding(
             f"{path}.resources.claims",
-            f"this list replaces the operator's; include the claim {names.CLAIM_GPU} of"
-            " server.gpu.claimTemplate in it",
+            f"this list replaces that of the operator; add the claim {names.CLAIM_GPU} of "
+            "server.gpu.claimTemplate",
             code=FindingCode.RESERVED,
         )
 

@@ -29,7 +29,7 @@ MAX_FINDINGS = 100
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCALARS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "string": ((str,), "must be a string; put it in quotes"),
+    "string": ((str,), "must be a string; put the value in quotes"),
     "integer": ((int,), "must be an integer"),
     "boolean": ((bool,), "must be true or false"),
     "quantity": ((str, int, float), "must be a quantity such as 500m or 2Gi"),
@@ -144,8 +144,8 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if len(kinds) > 1:  # without any it is an emptyDir
             yield Finding(
                 f"{path}.volumes[{item['name']}]",
-                f"must have one volume type, but has {' and '.join(kinds)}; set one to null to"
-                " remove it",
+                f"must have one volume type, but has {' and '.join(kinds)}; set all but one "
+                "to null",
                 code=FindingCode.FIELD_COMBINATION,
             )
     parts = [
@@ -181,14 +181,14 @@ def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterato
         if "value" in variable and "valueFrom" in variable:
             yield Finding(
                 f"{path}.env[{variable['name']}]",
-                "value and valueFrom cannot be combined; set one of them to null",
+                "value and valueFrom cannot be combined; set one of these fields to null",
                 code=FindingCode.FIELD_COMBINATION,
             )
     for mount in item.get("volumeMounts") or []:
         if mount["name"] not in volumes:
             yield Finding(
                 f"{path}.volumeMounts[{mount['mountPath']}].name",
-                f"{mount['name']!r} is not a volume of the pod; it has"
-                f" {', '.join(sorted(volumes))}",
+                f"{mount['name']!r} is not a volume of the pod; use one of: "
+                f"{', '.join(sorted(volumes))}",
                 code=FindingCode.UNKNOWN_VOLUME,
             )

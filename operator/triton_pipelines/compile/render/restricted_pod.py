@@ -137,8 +137,8 @@ def _metadata(given: Mapping[str, Any], options: Options, path: str) -> Iterator
             yield Finding(
                 f"{path}.{part}[{key}]",
                 "is not allowed, because other Services and controllers select pods by "
-                f"their {part}; remove it, or ask the operator's administrator to add it to "
-                "--pod-metadata",
+                f"their {part}; remove this key, or ask the operator's administrator to add "
+                "this key to --pod-metadata",
                 code=FindingCode.FORBIDDEN,
             )
 
@@ -226,7 +226,7 @@ def _volume(
     kinds = {kind for kind, source in item.items() if kind != "name" and source is not None}
     for kind in sorted(kinds - _VOLUMES):
         why = (
-            "is a folder of the node"
+            "is a directory of the node"
             if kind == "hostPath"
             else ("mounts storage with the node's credentials")
         )
