@@ -212,7 +212,7 @@ class ModelSource(SourceSpec):
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
             message=(
-                "selects a file in a folder, but a configmap:// source is a single file; remove it"
+                "fileName requires a directory, but configmap:// is a single file; remove fileName"
             ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",

@@ -41,8 +41,8 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="URI",
-            help="Address to which the folder will be copied, such as s3://models/repository. "
-            "Default: a placeholder.",
+            help="Address to which the directory will be copied, such as "
+            "s3://models/repository. Default: a placeholder.",
         ),
     ] = None
     """``None``: a placeholder."""
@@ -117,7 +117,7 @@ def import_repository(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", help="The model repository: a folder with one folder per model."
+            metavar="FOLDER", help="The model repository, with one directory per model."
         ),
     ],
     options: ImportOptions,

@@ -49,8 +49,8 @@ class DraftOptions:
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="tokenizer.json, or a folder with it"
-            " (or with vocab.txt and tokenizer_config.json).",
+            help="tokenizer.json, or a directory with it (or with vocab.txt and "
+            "tokenizer_config.json).",
         ),
     ] = None
     """``None``: next to the model."""
@@ -99,7 +99,7 @@ class DraftOptions:
         str | None,
         typer.Option(
             metavar="URI",
-            help="Address of the folder where the files will be stored, such as "
+            help="Address of the directory where the files will be stored, such as "
             "s3://models/topics. Default: a placeholder.",
         ),
     ] = None

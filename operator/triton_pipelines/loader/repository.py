@@ -48,7 +48,7 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     if not marker.exists() and any(root.iterdir()):
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{root} contains files that the loader did not write; use an empty folder",
+            f"{root} contains files that the loader did not write; use an empty directory",
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

@@ -59,7 +59,7 @@ def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) 
         return _versions(item, found, listing.names, held)
     _only_first(
         item,
-        "a folder without numbered version folders (it contains "
+        "a directory without numbered version directories (it contains "
         f"{list_some(_tops(listing.names))})",
     )
     return (
@@ -118,7 +118,7 @@ def _unlisted(item: PlanFetch) -> Selection:
             "directories of a web server cannot be listed; use the URI of one file, or move "
             "the directory to a bucket, registry or hub"
         )
-    _only_first(item, "a folder of a web server, which cannot be listed")
+    _only_first(item, "a directory of a web server, which cannot be listed")
     main = str(item.source_file or item.file)
     return _first({str(item.file): ListedFile(main)}, item)
 
@@ -279,7 +279,7 @@ def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> LoadFinding:
     why = (
         "the operator writes the configuration itself"
         if len(configs) == len(ignored)
-        else "they are outside the version folders or are configurations"
+        else "they are outside the version directories or are configurations"
     )
     message = (
         "not fetched from the source: "

@@ -103,7 +103,7 @@ class HubSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"contains no file or folder {path} at {self._commit}", missing=True
+                    f"contains no file or directory {path} at {self._commit}", missing=True
                 ) from error
             raise
 

@@ -142,8 +142,8 @@ def _copy_link(member: tarfile.TarInfo, name: str, into: Path, packed: int, copi
         or not source.resolve().is_relative_to(into.resolve())
     ):
         raise SourceError(
-            f"{name} is a hard link to {origin[:200]}, which is not a file of the same folder; put"
-            " the file itself into the image"
+            f"{name} is a hard link to {origin[:200]}, which is not a file of the same "
+            "directory; put the file itself into the image"
         )
     size = source.stat().st_size
     if copied + size > unpacked_limit(packed):

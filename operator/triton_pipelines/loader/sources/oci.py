@@ -188,7 +188,7 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"contains no file or folder {place or '/'} at {self._digest}", missing=True
+                    f"contains no file or directory {place or '/'} at {self._digest}", missing=True
                 ) from error
             raise
 

@@ -204,8 +204,8 @@ class FileSources:
         )
         self.report.info(
             f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
-            f"{before} becomes {parameter.string_value}, where the operator stores the "
-            "folder; links in it must be resolved when it is uploaded, or pack it as "
+            f"{before} becomes {parameter.string_value}, where the operator stores that "
+            "directory; resolve its links when you upload the directory, or pack it as "
             ".tar.gz with conda-pack",
             f"{path}.files",
         )
@@ -281,8 +281,8 @@ class FileSources:
         if labels:
             self.report.lost(
                 f"{model.origin}: output.label_filename",
-                f"{', '.join(sorted(labels))}: label files next to the version folders are not"
-                " deployed; set labels in postprocess instead",
+                f"{', '.join(sorted(labels))}: label files next to the version directories "
+                "are not deployed; set labels in postprocess instead",
                 f"{path}.outputs",
             )
         if unknown_files := [
@@ -295,8 +295,8 @@ class FileSources:
             )
             self.report.lost(
                 model.name,
-                f"{listed}: files next to the version folders are not deployed;"
-                " move what the model needs into its version folder",
+                f"{listed}: files next to the version directories are not deployed; move "
+                "what the model needs into its version directory",
                 path,
             )
 

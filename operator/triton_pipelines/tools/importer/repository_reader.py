@@ -192,8 +192,9 @@ def _not_a_model(path: Path) -> ImportNote:
     if inner := model_folders(path):
         return ImportNote(
             path.name,
-            f"skipped, because it is itself a model repository ({', '.join(inner[:_SHOWN])}), "
-            "which Triton does not read from here; import that folder separately",
+            "skipped, because it is itself a model repository "
+            f"({', '.join(inner[:_SHOWN])}), which Triton does not read from here; import "
+            "that directory separately",
             NoteSeverity.INFO,
         )
     return ImportNote(
