@@ -135,7 +135,7 @@ WRONG: list[tuple[Any, str, str]] = [
             }
         },
         "spec.containers[proxy].volumeMounts[/x].name",
-        "'none' is not a volume of the pod; it has dshm, live",
+        "'none' is not a volume of the pod; use one of: dshm, live",
     ),
     (
         {"metadata": {"labels": {"a": "not a value"}}},

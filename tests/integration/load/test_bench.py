@@ -217,7 +217,7 @@ def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) 
         (
             ("URL", "--protocol=grpc", "--grpc-address=127.0.0.1:9", "--timeout=0.5"),
             3,
-            "127.0.0.1:9 cannot be reached over gRPC",
+            "cannot connect to 127.0.0.1:9 over gRPC",
         ),
         (("FILE", "--grpc-address=127.0.0.1:9"), 2, "--grpc-address: allowed only with a URL"),
     ],

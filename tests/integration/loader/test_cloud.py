@@ -219,7 +219,7 @@ def test_requests_are_signed_with_the_key_file(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is not valid JSON"),
+        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey contains invalid JSON"),
         (
             {"serviceAccountKey": '{"type": "authorized_user"}'},
             "is not the key file of a service account",

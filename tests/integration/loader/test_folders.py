@@ -194,7 +194,7 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(
         (
             {"tokenizer.json": b'{"version": "1.0", "model": {"type": "Nope"}}'},
             LoadReason.INVALID_TOKENIZER,
-            "tokenizer.json cannot be used",
+            "tokenizer.json is not a valid tokenizer",
         ),
         (
             {"tokenizer.json": b"version https://git-lfs.github.com/spec/v1\n"},
@@ -249,9 +249,10 @@ def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minil
         [(LoadReason.INVALID_TOKENIZER, "spec.tokenizer.source")],
     )
     assert report.findings[0].message == (
-        "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor "
-        "inserts the first text 2 times, but pairs can be truncated only if each text occurs once; "
-        "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
+        "spec.tokenizer.source pvc://models: tokenizer.json is not a valid tokenizer: its "
+        "post_processor inserts the first text 2 times, but pairs can be truncated only if "
+        "each text occurs once; save it with a template such as [CLS] $A [SEP] $B:1 "
+        "[SEP]:1, or set truncation to Refuse"
     )
     assert not (pod.models / "tokenizer/1/tokenizer.json").exists()
     pod.plan(tokenizer("pvc://models"))
@@ -291,7 +292,7 @@ def test_external_data_outside_the_folder_is_refused(pod: Pod) -> None:
     pod.plan(model("pvc://models/net.onnx"))
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
-    assert "only files in or below the model's own folder" in report.findings[0].message
+    assert "only files in or below the model's own directory" in report.findings[0].message
 
 
 @pytest.mark.integration

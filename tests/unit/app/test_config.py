@@ -73,7 +73,7 @@ def test_variables_fill_in_and_options_win() -> None:
     ("options", "words"),
     [
         ({"workers": 0}, ["--workers", "TRITONPIPE_WORKERS", "greater than or equal to 1"]),
-        ({"namespaces": ["team-*"]}, ["--namespaces", "team-*", "patterns are not supported"]),
+        ({"namespaces": ["team-*"]}, ["--namespaces", "team-*", "wildcards are not supported"]),
         ({"images": ["noequals"]}, ["--images", "'noequals'", "NAME=VALUE"]),
         ({"source_map": ["nonsense"]}, ["--source-map", "nonsense", "PREFIX=TARGET"]),
         (
@@ -95,12 +95,12 @@ def test_variables_fill_in_and_options_win() -> None:
         ),
         (
             {"impersonated_service_accounts": ["a", "b*"]},
-            ["--impersonated-service-accounts", "'b*'", "roles list each name"],
+            ["--impersonated-service-accounts", "'b*'", "list each name"],
         ),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
         (
             {"metrics_authentication": "token"},
-            ["metrics_authentication token requires metrics_tls_folder", "unencrypted"],
+            ["metrics_authentication token requires TLS; set metrics_tls_folder", "unencrypted"],
         ),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         (
@@ -109,7 +109,7 @@ def test_variables_fill_in_and_options_win() -> None:
         ),
         (
             {"prometheus_url": "http://a", "metrics_connections": "/b"},
-            ["metrics_connections and prometheus_url are both set"],
+            ["metrics_connections and prometheus_url cannot be combined"],
         ),
         ({"unknown": 1}, ["--unknown"]),
     ],

@@ -122,7 +122,7 @@ def refused(*arguments: str) -> tuple[CommandError, str]:
             ["--plot", "no-such-folder/plot.svg"],
             "--plot: cannot write no-such-folder/plot.svg: folder no-such-folder does not exist",
         ),
-        (["--report-file", "."], "--report-file: cannot write .: is a folder"),
+        (["--report-file", "."], "--report-file: cannot write .: is a directory"),
         (["--server", ""], "--server: '' is not the address"),
         (
             ["--server", "http://127.0.0.1:8001"],

@@ -176,7 +176,8 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["PrometheusError: ", "PrometheusError for 62 s: increased to 2 (RecentMax); "]
+    "before",
+    ["PrometheusError: ", "PrometheusError for 62 s: the count was increased to 2 (RecentMax); "],
 )
 def test_what_two_conditions_and_a_step_say_is_said_once(before: str) -> None:
     document = pipeline("Unknown")

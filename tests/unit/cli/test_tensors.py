@@ -157,7 +157,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([TEXT], {}, "BYTES"),
         ([TEXT], {"values": ["NAME=a"]}, "BYTES"),
         ([TEXT], {"values": ["TEXT"]}, "NAME"),
-        ([IDS], {"texts": ["a"]}, "requires another text input"),
+        ([IDS], {"texts": ["a"]}, "no text input for this value"),
         ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair"),
         (
             [TEXT, PASSAGE],

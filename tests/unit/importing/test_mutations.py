@@ -29,8 +29,8 @@ BLOCKS = 12
 SEEDS_PER_BLOCK = 42
 # Triton would load these, but the import stops: the choice or the files of a user are needed.
 NEEDS_USER = re.compile(
-    r"contains no ensemble; choose|extra0/config\.pbtxt"
-    r"|does not exist, because the folder has|input: is missing|model\.json: is missing"
+    "contains no ensemble; choose|extra0/config\\.pbtxt|does not exist; the directory "
+    "has|input: is missing|model\\.json: is missing"
 )
 # Limits of the resource, each with its field.
 LIMITS = re.compile(

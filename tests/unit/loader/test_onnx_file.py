@@ -186,7 +186,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
         (
             check(),
             OnnxFile((IDS, MASK), (FileTensor("logits", "sequence", None),), ()),
-            ["output logits is sequence", "Triton has no data type for logits", "zipmap disabled"],
+            ["output logits is sequence", "Triton has no data type for logits", "disable zipmap"],
         ),
     ],
 )

@@ -228,7 +228,7 @@ OWNED: list[tuple[Any, str, str]] = [
     ({"metadata": {"name": "x"}}, "metadata.name", "has no effect on pods"),
     ({"metadata": None}, "metadata", "null would remove it entirely"),
     ({"spec": None}, "spec", "null would remove it entirely"),
-    ({"kind": "Pod"}, "kind", "is not a field of a pod template"),
+    ({"kind": "Pod"}, "kind", "the field does not exist in a pod template"),
     ({"spec": {"containers": None}}, "spec.containers", "null would also remove the operator's"),
     (
         {"spec": {"initContainers": None}},
@@ -460,8 +460,9 @@ def test_the_operator_may_forbid_it() -> None:
     forbidden = options(pod_template=PodTemplateMode.FORBID)
     (reported,) = findings({"spec": {}}, forbidden)
     assert reported == (
-        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields "
-        "of spec.server, or ask the operator's administrator"
+        f"{FIELD}: this operator forbids podTemplate (--pod-template=forbid); use other "
+        "fields of spec.server, or ask the operator's administrator to set "
+        "--pod-template=allow"
     )
     assert not built(forbidden).findings
 

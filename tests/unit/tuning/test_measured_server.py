@@ -233,7 +233,7 @@ async def test_a_setting_that_stays_is_told_where_the_run_was_stopped(client: St
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert reported == ["the original settings could not be restored; restart the server"]
+    assert reported == ["the original settings could not be restored, so restart the Triton server"]
     assert caught.value.__notes__ == reported
 
 

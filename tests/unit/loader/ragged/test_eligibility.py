@@ -96,8 +96,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "rows fixed": (axis("attention_mask", 0, 1), "input attention_mask has a fixed axis of rows"),
     "positions": (
         more_input("position_ids", "batch", "sequence"),
-        "input position_ids has positions, which tokenizers do not provide; export the model "
-        "without it",
+        "input 'position_ids' has positions, which tokenizers do not provide; export the "
+        "model without",
     ),
     "another axis": (
         more_input("pixels", "batch", 3, "width"),
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no rows": (more_input("scale", 1), "input scale has no row axis"),
     "a taken name": (
         more_input("input_ids__shape", "batch", 1),
-        "the graph has a tensor input_ids__shape",
+        "the name of tensor 'input_ids__shape' is reserved",
     ),
     "a text": (
         more_output("text", TensorProto.STRING, "batch"),
@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
     "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no row axis"),
-    "any shape": (without_shape, "the file does not state the shape of output logits"),
+    "any shape": (without_shape, "output 'logits' has no shape in the file"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),
         "operator DynamicQuantizeLinear: its scale is computed over the whole batch",
@@ -179,7 +179,7 @@ def test_a_model_needs_a_mask_that_does_something() -> None:
     model.graph.node.append(helper.make_node("Identity", ["attention_mask"], ["unread"]))
     assert "no output depends on attention_mask" in said(model, plan)
     del model.graph.node[-1]
-    assert "input attention_mask is not read by any operator" in said(model, plan)
+    assert "no operator reads input 'attention_mask'" in said(model, plan)
 
 
 def test_a_mask_need_not_be_called_so() -> None:
@@ -256,7 +256,7 @@ def test_names_of_the_plan_that_the_file_does_not_have(messages: Messages) -> No
 
 def test_an_output_per_token_has_tokens() -> None:
     encoder = Encoder(heads=(Head.LOGITS,))
-    assert "output logits has no axis of tokens" in said(
+    assert "output 'logits' has no token axis" in said(
         make(encoder), encoder.plan().model_copy(update={"token_outputs": ("logits",)})
     )
 
