@@ -273,7 +273,7 @@ OWNED: list[tuple[Any, str, str]] = [
             ("image", "x:1", "use spec.server.image instead"),
             ("image", None, "use spec.server.image instead"),
             ("imagePullPolicy", "Never", "use spec.server.imagePullPolicy instead"),
-            ("command", ["sh"], "is set by the operator; remove it"),
+            ("command", ["sh"], "is set by the operator; remove the field"),
             ("args", ["--x"], "use spec.server.args instead"),
             ("ports", [], "is set by the operator"),
             ("readinessProbe", None, "is set by the operator"),

@@ -88,7 +88,9 @@ def owned_fields(
     for part in ("metadata", "spec"):
         if part in as_mapping(given) and given[part] is None:
             yield Finding(
-                f"{PATH}.{part}", f"{_OURS}null would remove it entirely", code=FindingCode.RESERVED
+                f"{PATH}.{part}",
+                f"{_OURS}null would remove the whole field",
+                code=FindingCode.RESERVED,
             )
     for field, why in _POD_FIELDS.items():
         if field in spec:
@@ -117,12 +119,12 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
             )
         if value is None:
             yield Finding(
-                f"{path}.{part}", f"{_OURS}null would remove all of them", code=FindingCode.RESERVED
+                f"{path}.{part}", f"{_OURS}null would remove every key", code=FindingCode.RESERVED
             )
         for key in as_mapping(value):
             if key in own or str(key).startswith(f"{names.GROUP}/"):
                 yield Finding(
-                    f"{path}.{part}[{key}]", f"{_OURS}remove it", code=FindingCode.RESERVED
+                    f"{path}.{part}[{key}]", f"{_OURS}remove this key", code=FindingCode.RESERVED
                 )
 
 
@@ -241,20 +243,20 @@ def _own_container(
             instead = _SERVER_FIELDS[field]
             yield Finding(
                 f"{path}.{field}",
-                _OURS + (f"use {instead} instead" if instead else "remove it"),
+                _OURS + (f"use {instead} instead" if instead else "remove the field"),
                 code=FindingCode.RESERVED,
             )
         elif field in ("env", "volumeMounts") and item[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                (f"{_OURS}null would remove it entirely"),
+                (f"{_OURS}null would remove the whole field"),
                 code=FindingCode.RESERVED,
             )
     for where, variable in mapping_items(item.get("env"), "env"):
         name, value = str(variable.get("name")), variable.get("value")
         own = loader and (name in ("HOME", "HF_HOME") or name.startswith("TRITONPIPE_"))
         if (
-            why := f"{name} {_OURS}remove it"
+            why := f"{name} {_OURS}remove {name}"
             if own
             else refused_variable(name, value if isinstance(value, str) else None, server)
         ):
