@@ -206,8 +206,8 @@ class DynamicBatching(ApiModel):
                 " has(self.priorityLevels) && self.priorityLevels > 1)"
             ),
             message=(
-                "preserveOrdering and more than one priority level cannot be combined, because an"
-                " urgent request would overtake others; remove one of them"
+                "preserveOrdering and more than one priority level cannot be combined, "
+                "because an urgent request would overtake others; remove one field"
             ),
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)

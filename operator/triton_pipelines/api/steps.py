@@ -261,7 +261,7 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.dynamicBatching) && has(self.sequenceBatching))",
-            message="dynamicBatching and sequenceBatching cannot be combined; remove one of them",
+            message="dynamicBatching and sequenceBatching cannot be combined; remove one field",
             holds=lambda m: m.dynamic_batching is None or m.sequence_batching is None,
             field="sequenceBatching",
         ),

@@ -138,7 +138,7 @@ def build_requests(
             f"--rows {rows}: the model does not support batching; omit --rows", EXIT_USAGE
         )
     if file is not None and lengths is not None:
-        raise CommandError("--texts and --lengths cannot be combined; omit one of them", EXIT_USAGE)
+        raise CommandError("--texts and --lengths cannot be combined; omit one option", EXIT_USAGE)
     content = None if file is None else _read(file)
     if file is not None and content is not None and is_perf_analyzer(content):
         try:
@@ -159,7 +159,9 @@ def build_requests(
     first = request_arrays(model, groups[0], groups[0] if len(free) > 1 else (), values, files)
     if len(free) > 2:
         names = ", ".join(item.name for item in free[2:])
-        raise CommandError(f"no value for {names}; set it with --input NAME=TEXT", EXIT_USAGE)
+        raise CommandError(
+            f"no value for {names}; set the value with --input NAME=TEXT", EXIT_USAGE
+        )
     if not free:
         rows = max((len(array) for array in first.values()), default=1) if model.batched else 1
     return BenchRequests(

@@ -33,7 +33,9 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Ensemble or model that clients call, if the repository contains several.",
+            help=(
+                "Ensemble or model that clients call, if the repository contains multiple models."
+            ),
         ),
     ] = None
     """``None``: the only one."""
@@ -94,8 +96,8 @@ class ImportOptions:
             )
         if self.image is not None and server_version(None, self.image) is None:
             raise CommandError(
-                f"--image: the tag of {self.image} does not contain a Triton release; use one that"
-                " does, for example nvcr.io/nvidia/tritonserver:24.10-py3",
+                f"--image: the tag of {self.image} does not contain a Triton release; use a "
+                "tag such as nvcr.io/nvidia/tritonserver:24.10-py3",
                 EXIT_USAGE,
             )
 

@@ -193,8 +193,7 @@ def check_server_options(target: TunedServerOptions, measurement: MeasurementOpt
     server = target.server
     if measurement.texts is not None and measurement.lengths is not None:
         raise CommandError(
-            "--lengths: sets the lengths of generated texts, but --texts provides real "
-            "texts; omit one of them",
+            "--texts and --lengths cannot be combined; omit one option",
             EXIT_USAGE,
         )
     if server is not None and target.mounts:

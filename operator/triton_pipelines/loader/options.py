@@ -143,21 +143,24 @@ def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
         metavar="PREFIX=TARGET",
         help="Prefix of source URIs and its replacement, as PREFIX=TARGET. Repeatable.",
     )
-    attempts = defaults.retry.attempts
-    add(
+    _add_retry_options(parser, defaults)
+    return parser
+
+
+def _add_retry_options(parser: argparse.ArgumentParser, defaults: LoadOptions) -> None:
+    parser.add_argument(
         "--retry-attempts",
         type=int,
-        default=attempts,
+        default=defaults.retry.attempts,
         help="Give up after this many consecutive attempts without progress.",
     )
-    add(
+    parser.add_argument(
         "--retry-delay",
         type=float,
         default=defaults.retry.first_delay,
         metavar="SECONDS",
         help="Delay before the second attempt. The delay doubles after each attempt.",
     )
-    return parser
 
 
 def _percent(text: str) -> float:

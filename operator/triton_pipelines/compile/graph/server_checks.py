@@ -131,7 +131,7 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
             instead = (
                 f"; use {instead} instead"
                 if (instead := INSTEAD_OF_ARGUMENTS.get(owned))
-                else "; remove it"
+                else "; remove the flag"
             )
             yield Finding(
                 path, f"{owned} is set by the operator{instead}", code=FindingCode.RESERVED

@@ -247,9 +247,9 @@ def _unread(graph: Graph) -> Iterator[Finding]:
                 f"the outputs of step '{step.name}' are not used by any step or by the "
                 "pipeline's outputs; "
                 + (
-                    f"connect one with from: {example}, or list one in ensemble.outputs"
+                    f"connect an output with from: {example}, or list an output in ensemble.outputs"
                     if example
-                    else "declare its outputs, and connect one with a from field"
+                    else "declare its outputs, and connect an output with a from field"
                 ),
                 code=FindingCode.UNUSED,
             )

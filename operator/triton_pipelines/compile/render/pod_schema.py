@@ -117,7 +117,7 @@ def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
             yield Finding(
                 f"{path}.{key}",
                 f"is not a field of Kubernetes' {kind}"
-                + (f"; did you mean {near[0]}?" if near else "; remove it"),
+                + (f"; did you mean {near[0]}?" if near else "; remove this field"),
                 code=FindingCode.UNKNOWN_FIELD,
             )
     for name in _schema()[kind] or {}:

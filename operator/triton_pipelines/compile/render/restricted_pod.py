@@ -119,7 +119,7 @@ def restricted_fields(given: Any, namespace: str, options: Options, path: str) -
 
 
 def _refused(path: str, why: str) -> Finding:
-    return forbidden(path, f"{why}; remove it")
+    return forbidden(path, f"{why}; remove this setting")
 
 
 def _list(value: Any) -> list[Any]:

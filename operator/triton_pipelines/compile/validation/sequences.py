@@ -203,7 +203,7 @@ def _state_tensor(state: Any, path: str, findings: ViolationCollector) -> None:
         findings.add(
             f"{path}.data_type",
             RuleId.STATE_TENSOR,
-            "the state has no data type; set one, for example TYPE_FP32",
+            "the state has no data type; set data_type, for example to TYPE_FP32",
         )
     if not state.dims:
         findings.add(

@@ -66,7 +66,7 @@ def _tensor(
         findings.add(
             f"{path}.data_type",
             RuleId.DATA_TYPE,
-            f"{shown} has no data type; set one, for example TYPE_FP32",
+            f"{shown} has no data type; set data_type, for example to TYPE_FP32",
         )
     if not tensor.dims:
         findings.add(

@@ -100,7 +100,7 @@ def _input(
         findings.add(
             f"{path}.data_type",
             RuleId.WARMUP_SIZE,
-            f"{name!r} has no data type; set one, for example TYPE_FP32",
+            f"{name!r} has no data type; set data_type, for example to TYPE_FP32",
         )
     if tensor is not None:
         _fits_model(name, given, tensor, path, valid, findings)

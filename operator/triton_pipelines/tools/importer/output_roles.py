@@ -343,7 +343,7 @@ def _activation(
     return (
         "Softmax",
         "LOOK: no file contains problem_type. With Softmax, exactly one class applies. Use "
-        "Sigmoid if several classes can apply.",
+        "Sigmoid if multiple classes can apply.",
     )
 
 

@@ -280,8 +280,8 @@ def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
     if run.state is not State.SUCCEEDED or desired in (run.revision, run.recommended):
         return []
     text = (
-        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision}; "
-        f"to measure revision {desired}, change this field"
+        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision "
+        f"{run.revision}; to measure revision {desired}, change spec.tuning.request"
     )
     return [Finding("spec.tuning.request", text, Severity.WARNING, code=FindingCode.TUNING_STALE)]
 
