@@ -168,7 +168,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         (
             [IDS],
             {"values": ["IDS=[[1,2],[3]]"]},
-            "lists of different lengths|is no list of numbers",
+            "must contain only numbers, in lists of the same length",
         ),
         ([IDS], {"values": ["IDS=[1,"]}, "JSON"),
         ([IDS], {"values": ["IDS=[[[1]]]"]}, "INT64"),
