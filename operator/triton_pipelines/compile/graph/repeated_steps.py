@@ -95,8 +95,8 @@ def _unknown_step(
     what = f"is {others[declared.step]}" if declared.step in others else "does not exist"
     return Finding(
         path,
-        f"refers to {declared.step!r}, which {what}; use one of:"
-        f" {', '.join(known)}{did_you_mean(declared.step, known)}",
+        f"the field refers to {declared.step!r}, which {what}; use one of: "
+        f"{', '.join(known)}{did_you_mean(declared.step, known)}",
         code=FindingCode.UNKNOWN_STEP,
     )
 
@@ -119,8 +119,8 @@ def _tokens(graph: Graph, originals: dict[str, Step]) -> Iterator[Finding]:
             if len(read) > 1:
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, but the same input of {original.name} reads "
-                    f"{first.source}; both or neither must read tokens, because rows of tokens "
-                    "are padded for the whole model",
+                    f"the input reads {entry.source}, but the same input of step "
+                    f"'{original.name}' reads {first.source}; connect both inputs to "
+                    "tokens, or neither",
                     code=FindingCode.FIELD_COMBINATION,
                 )

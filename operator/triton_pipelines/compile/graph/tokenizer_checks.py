@@ -100,8 +100,9 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
         if step.max_batch_size > 0 and dims != ONE_TEXT:
             yield Finding(
                 entry.path,
-                f"has dims {list(dims)}, but with maxBatchSize {step.max_batch_size} the"
-                f" tokenizer reads one text per row (dims [1]); {_text_remedy(graph, entry)}",
+                f"the text has dims {list(dims)}, but with maxBatchSize "
+                f"{step.max_batch_size} the tokenizer reads one text per row (dims [1]); "
+                f"{_text_remedy(graph, entry)}",
                 code=FindingCode.SHAPE_MISMATCH,
             )
     if graph.max_batch_size > 0 and step.max_batch_size == 0:

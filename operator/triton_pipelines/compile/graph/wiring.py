@@ -38,7 +38,7 @@ def _entry(graph: Graph) -> Iterator[Finding]:
     if graph.entry not in known:
         yield Finding(
             "spec.ensemble.entryPoint",
-            f"refers to {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+            f"the field refers to {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )
 
@@ -80,7 +80,8 @@ def _circle(graph: Graph) -> Iterator[Finding]:
                 )
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, an output of {origin}; steps must not form a cycle",
+                    f"the input reads {entry.source}, an output of {origin}; remove this "
+                    "cycle of steps",
                     code=FindingCode.CYCLE,
                 )
 
@@ -110,14 +111,15 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         what = "input" if origin == PIPELINE else "output"
         yield Finding(
             entry.path,
-            f"reads {entry.source}, but {origin} has no such {what}; {_has(graph, entry.source)}",
+            f"the input reads {entry.source}, but {origin} has no such {what}; "
+            f"{_has(graph, entry.source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
     if origin == PIPELINE and made.name in graph.optional_inputs and not entry.optional:
         yield Finding(
             entry.path,
-            f"reads {entry.source}, which requests may omit, but input "
+            f"the input reads {entry.source}, which requests can omit, but input "
             f"'{entry.tensor.name}' of step '{step.name}' is required; "
             f"{_make_both_alike(step)}",
             code=FindingCode.OPTIONAL_MISMATCH,
@@ -296,8 +298,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 reader,
-                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case;"
-                f" use pipeline.{other}",
+                f"pipeline.{tensor.name} differs from the input {other} only in case; use "
+                f"pipeline.{other}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
     for output in graph.outputs:
@@ -329,13 +331,14 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,
-            f"refers to {source.step!r},"
-            f" {_no_step(graph, source.step, f'.{source.tensor}', known)}",
+            f"the field refers to {source.step!r}, "
+            f"{_no_step(graph, source.step, f'.{source.tensor}', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )
     elif graph.resolve(source) is None:
         yield Finding(
             output.path,
-            f"refers to {source}, but {source.step} has no such output; {_has(graph, source)}",
+            f"the field refers to {source}, but {source.step} has no such output; "
+            f"{_has(graph, source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )

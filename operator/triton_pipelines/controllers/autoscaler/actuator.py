@@ -270,7 +270,11 @@ async def _change_pod(
     except PodGoneError as error:
         return ended(PodResult.GONE, 0, str(error))
     except (PodUnresponsiveError, PodRejectedError) as error:
-        return ended(PodResult.UNKNOWN, target.count, f"does not report its state: {error}")
+        return ended(
+            PodResult.UNKNOWN,
+            target.count,
+            f"Triton does not report the state of its models: {error}",
+        )
 
 
 async def _reported_count(model: str, target: PodTarget) -> int:
