@@ -34,5 +34,5 @@ def test_the_table_has_a_column_for_each_commit() -> None:
     assert table({"a": {"lines": 1234}, "b": {"lines": 5}}).splitlines() == [
         "| Figure | `a` | `b` |",
         "| --- | --- | --- |",
-        "| lines | 1 234 | 5 |",
+        "| lines | 1,234 | 5 |",
     ]
