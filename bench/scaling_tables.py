@@ -1,4 +1,4 @@
-"""Table of live scaling before a real step (C9), for docs/benchmarks/scaling.md."""
+"""Table of live scaling before a real step (C9), for docs/benchmarks/scaling-gpu.md."""
 
 from __future__ import annotations
 

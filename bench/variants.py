@@ -35,7 +35,7 @@ LAUNCH_US, TOKEN_US = 2000.0, 1.5
 """The simulated GPU step: 2 ms a run and 1.5 us for each token computed.
 
 On an H100 this is between BERT-base in TensorFloat-32 (3.6 ms, 0.8 us) and in FP32 (2.1 ms,
-4.3 us); MiniLM takes 1.1 to 1.8 ms and at most 0.64 us (``docs/benchmarks/gpu-steps.md``).
+4.3 us); MiniLM takes 1.1 to 1.8 ms and at most 0.64 us (``docs/benchmarks/gpu-step-times.md``).
 """
 MAX_BATCH = 64
 MAX_LENGTH = 512

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from .base import ApiModel, FieldRule, Switch, TritonName
 from .batching import MAX_BATCH
-from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN
+from .step_names import STEP_NAME_MAX, STEP_NAME_PATTERN
 from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
 
 

@@ -24,7 +24,8 @@ from .source import (
     SHA256_PATTERN,
     URI_PATTERN,
 )
-from .steps import BACKEND_PATTERN, STEP_NAME_PATTERN
+from .step_names import STEP_NAME_PATTERN
+from .steps import BACKEND_PATTERN
 
 # Message for a value that does not match the pattern, without the value itself.
 PATTERN_DESCRIPTIONS = {

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, TensorName, TensorReference
-from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, TAKEN_STEP_NAMES
+from .step_names import NAME_IS_FREE, STEP_NAME_MAX, STEP_NAME_PATTERN
 from .tensors import BY_NAME, MAX_TENSORS
 
 
@@ -57,14 +57,4 @@ class RepeatedStep(ApiModel):
         ),
     ]
 
-    rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
-            message=(
-                "the names tokenizer, model, postprocess and pipeline are reserved; choose another"
-                " name"
-            ),
-            holds=lambda s: s.name not in TAKEN_STEP_NAMES,
-            field="name",
-        ),
-    )
+    rules: ClassVar[tuple[FieldRule, ...]] = (NAME_IS_FREE,)

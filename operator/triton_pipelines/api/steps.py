@@ -16,13 +16,10 @@ from .optimization import Optimization, TokenLengths, VersionPolicy, Vllm, Warmu
 from .python import Python
 from .sequence_batching import SequenceBatching
 from .source import ModelSource
+from .step_names import NAME_IS_FREE, STEP_NAME_MAX, STEP_NAME_PATTERN
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
-STEP_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-STEP_NAME_MAX = 32
 BACKEND_PATTERN = r"^[a-z0-9_]+$"
-# Names by which references address the fixed slots.
-TAKEN_STEP_NAMES = ("tokenizer", "model", "postprocess", "pipeline")
 
 
 class Platform(StrEnum):
@@ -388,14 +385,6 @@ class StepSpec(StepFields):
     ] = None
 
     rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
-            message=(
-                "the names tokenizer, model, postprocess and pipeline are reserved; choose another"
-                " name"
-            ),
-            holds=lambda s: s.name not in TAKEN_STEP_NAMES,
-            field="name",
-        ),
+        NAME_IS_FREE,
         *StepFields.rules,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 from triton_pipelines.app.http_server import Application, serve
@@ -16,19 +16,17 @@ class UnhealthyError(Exception):
     """The process has to be restarted."""
 
 
-@asynccontextmanager
-async def serve_health(
+def serve_health(
     host: str, port: int, check: Callable[[], Mapping[str, Any]]
-) -> AsyncIterator[None]:
-    """Serve the result of a check until the context ends.
+) -> AbstractAsyncContextManager[int]:
+    """Serve the result of a check until the context ends; the context is the port.
 
     Args:
         host: address on which to listen.
         port: port on which to listen.
         check: called in other threads; raises ``UnhealthyError``.
     """
-    async with serve(host, port, _application(check)):
-        yield
+    return serve(host, port, _application(check))
 
 
 def _application(check: Callable[[], Mapping[str, Any]]) -> Application:

@@ -1,4 +1,4 @@
-"""Test docs/architecture.md.
+"""Test docs/architecture*.md.
 
 Named paths exist, and the packages are complete and in the order of the import contract.
 """
@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
+
+import pytest
 
 from tests.unit.docs import markdown
 
-PAGE = markdown.ROOT / "docs" / "architecture.md"
+DOCS = markdown.ROOT / "docs"
+PAGES = sorted(DOCS.glob("architecture*.md"))
+PACKAGES = DOCS / "architecture-packages.md"
 CONTRIBUTING = markdown.ROOT / "CONTRIBUTING.md"
 PACKAGE = markdown.ROOT / "operator" / "triton_pipelines"
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -50,11 +55,12 @@ def packages() -> set[str]:
 
 def rows() -> list[tuple[str, int]]:
     """Package and layer, in the order of the table."""
-    return [(name, int(layer)) for name, layer in ROW.findall(PAGE.read_text(encoding="utf-8"))]
+    return [(name, int(layer)) for name, layer in ROW.findall(PACKAGES.read_text(encoding="utf-8"))]
 
 
-def test_every_named_path_exists() -> None:
-    assert missing(PAGE.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("page", PAGES, ids=markdown.name)
+def test_every_named_path_exists(page: Path) -> None:
+    assert missing(page.read_text(encoding="utf-8")) == []
 
 
 def test_every_named_path_of_contributing_exists() -> None:

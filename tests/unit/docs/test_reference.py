@@ -126,13 +126,39 @@ def test_the_readme_has_at_most_700_words() -> None:
     assert len((markdown.ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
 
 
+LONG_PAGES = {
+    "docs/decisions/0014-ragged-onnx-graphs.md": "a decision is one record",
+    "docs/decisions/0021-bounded-busy-time.md": "a decision is one record",
+    "docs/decisions/0033-native-tokenizer.md": "a decision is one record",
+    "docs/glossary.md": "readers look up one term; links need all terms on one page",
+    "docs/index.md": "lists every page; the navigation of the site is generated from it",
+    "docs/reference/api.md": "generated from the models of the API",
+    "docs/reference/field-coverage.md": "generated from the CRD and the tests",
+    "docs/runbooks/reasons.md": "readers look up one reason; one table leads to all",
+}
+"""Pages that may have more than 1,500 words, and why they are not split."""
+
+
+def _word_count(page: Path) -> int:
+    return len(page.read_text(encoding="utf-8").split())
+
+
 @pytest.mark.parametrize(
     "page",
-    sorted((markdown.ROOT / "docs/user").glob("*.md")),
+    [
+        page
+        for page in sorted((markdown.ROOT / "docs").rglob("*.md"))
+        if markdown.name(page) not in LONG_PAGES
+    ],
     ids=markdown.name,
 )
-def test_a_user_page_has_at_most_1500_words(page: Path) -> None:
-    assert len(page.read_text(encoding="utf-8").split()) <= 1500
+def test_a_page_has_at_most_1500_words(page: Path) -> None:
+    assert _word_count(page) <= 1500
+
+
+@pytest.mark.parametrize("name", LONG_PAGES)
+def test_a_page_that_may_be_long_is_long(name: str) -> None:
+    assert _word_count(markdown.ROOT / name) > 1500
 
 
 @pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)

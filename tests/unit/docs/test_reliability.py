@@ -1,4 +1,4 @@
-"""The page on reliability names every fault and invariant of the runs, and tests that exist."""
+"""The pages on reliability name every fault and invariant of the runs, and tests that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.support.soak.faults import KINDS
 from tests.support.soak.invariants import INVARIANTS
 from tests.unit.docs import markdown
 
-PAGE = markdown.ROOT / "docs" / "benchmarks" / "reliability.md"
+FOLDER = markdown.ROOT / "docs" / "benchmarks"
+PAGES = "\n".join(
+    page.read_text(encoding="utf-8") for page in sorted(FOLDER.glob("reliability*.md"))
+)
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
@@ -35,7 +38,7 @@ def faults(text: str) -> list[str]:
         if header[-1] != "Test":
             continue
         for row in rows:
-            links, wrong = markdown.linked_tests(PAGE, row[-1])
+            links, wrong = markdown.linked_tests(FOLDER / "reliability.md", row[-1])
             if not links and row[-1] != "the same test":
                 found.append(f"{row[0]}: names no test")
             found += [f"{row[0]}: {problem}" for problem in wrong]
@@ -43,16 +46,14 @@ def faults(text: str) -> list[str]:
 
 
 def test_every_row_names_tests_that_exist() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert faults(text) == []
-    assert sum(len(table) - 1 for table in tables(text) if table[0][-1] == "Test") > 25
+    assert faults(PAGES) == []
+    assert sum(len(table) - 1 for table in tables(PAGES) if table[0][-1] == "Test") > 25
 
 
 def test_every_fault_and_every_invariant_of_the_runs_has_a_row() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert sorted(column(text, "Random fault")) == sorted(kind.name for kind in KINDS)
+    assert sorted(column(PAGES, "Random fault")) == sorted(kind.name for kind in KINDS)
     named = [f"`{item.__name__}`" for item in INVARIANTS]
-    assert sorted(column(text, "Invariant")) == sorted(named)
+    assert sorted(column(PAGES, "Invariant")) == sorted(named)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from triton_pipelines.api.steps import STEP_NAME_MAX, TAKEN_STEP_NAMES
+from triton_pipelines.api.step_names import STEP_NAME_MAX, TAKEN_STEP_NAMES
 from triton_pipelines.compile.graph.defaults import (
     MODEL,
     POSTPROCESS,
