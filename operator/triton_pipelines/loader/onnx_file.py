@@ -339,9 +339,6 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
     if shapeless:
         yield f"Export the model with shapes for {', '.join(shapeless)}."
-    if odd or shapeless:
-        # No declaration could match the file.
-        return
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )

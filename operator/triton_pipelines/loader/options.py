@@ -159,7 +159,10 @@ def _add_retry_options(parser: argparse.ArgumentParser, defaults: LoadOptions) -
         type=float,
         default=defaults.retry.first_delay,
         metavar="SECONDS",
-        help="Delay before the second attempt. The delay doubles after each attempt.",
+        help=(
+            "Delay before the second attempt. The delay doubles after each failure, up to "
+            f"{defaults.retry.longest_delay:g} s."
+        ),
     )
 
 

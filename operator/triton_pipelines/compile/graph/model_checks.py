@@ -169,7 +169,7 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
         yield Finding(
             f"{step.path}.version",
             f"version {fields.version} does not exist, because a single file is always "
-            "version 1; remove the field version",
+            "version 1; remove the version field",
             code=FindingCode.VERSION_MISMATCH,
         )
     if (
@@ -182,8 +182,8 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
         yield Finding(
             f"{step.path}.version",
             f"version {fields.version} is not served, because versionPolicy.specific serves "
-            f"only {served}; add {fields.version} to versionPolicy.specific, or change "
-            "version",
+            f"only {served}; add {fields.version} to versionPolicy.specific, or request "
+            "another version",
             code=FindingCode.VERSION_MISMATCH,
         )
 
@@ -201,6 +201,6 @@ def _strategy(fields: StepFields, step: Step) -> Iterator[Finding]:
     if step.max_batch_size == 0:
         yield Finding(
             f"{step.path}.batchStrategy",
-            "dynamicBatching has no effect when maxBatchSize is 0; remove dynamicBatching",
+            "batchStrategy has no effect when maxBatchSize is 0; remove batchStrategy",
             code=FindingCode.NO_EFFECT,
         )

@@ -74,12 +74,12 @@ _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
         "instances.max"
     ),
     RejectionCause.ADMISSION: (
-        "the API server or an admission policy rejects the change; correct what the message "
+        "an admission policy or the API server rejects the change; correct what the message "
         "in parentheses states"
     ),
     RejectionCause.INVALID: (
-        "the API server rejects the change as invalid; omit spec.scaling.cpuResize if the "
-        "change can never succeed"
+        "the API server rejects the change as invalid; correct what the message in "
+        "parentheses states, or omit spec.scaling.cpuResize"
     ),
     RejectionCause.ABSENT: (
         "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later; "

@@ -87,7 +87,8 @@ class HttpTransport:
         except OSError as error:
             await self.close()
             raise LoadGeneratorError(
-                f"cannot connect to {self._host}:{self._port}: {_describe_error(error)}"
+                f"cannot connect to {self._host}:{self._port} ({_describe_error(error)}); "
+                "check the address, and that the server is running"
             ) from error
         self._task(self._sweep())
 
@@ -281,9 +282,11 @@ def _describe_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):  # its number is not an errno
         return f"TLS failed ({error.reason}); if the server does not use TLS, use http://HOST:PORT"
     number = error.errno if isinstance(error, OSError) else None
-    if number and number > 0:
-        return f"{os.strerror(number)}; check that the server is running"
-    return str(error) or "the connection was not established in time"
+    return (
+        os.strerror(number)
+        if number and number > 0
+        else str(error) or "the connection was not established in time"
+    )
 
 
 def _reason(status: bytes, body: bytes) -> str:

@@ -265,10 +265,7 @@ def _verified_rate(
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
         return (
             rate,
-            (
-                f"{met}, which is less than {MIN_GAIN:.0%} above a rate that the current "
-                "setting also sustains"
-            ),
+            f"{met}, but the current setting did not exceed the budget at a rate {MIN_GAIN:.0%} lower",
         )
     if is_unrepeated:
         return rate, f"{met}, but this was not confirmed by a second measurement"

@@ -363,15 +363,14 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so the number of pods changes with every write"
+        "so the number of pods changes with every write. Remove replicas from the manifest to "
+        "keep the autoscaler, or remove the autoscaler"
         if bounds is None
         else "but spec.scaling.pods determines the number of pods, and "
         + counted(number, "pod is kept", "pods are kept")
+        + ". Remove replicas from the manifest, and remove the autoscaler"
     )
-    return (
-        f"{alternating.alternating} overwrite each other's spec.replicas, {follows}. Remove "
-        "replicas from the manifest to keep the autoscaler, or remove the autoscaler"
-    )
+    return f"{alternating.alternating} overwrite each other's spec.replicas, {follows}"
 
 
 def _conflict_message(
