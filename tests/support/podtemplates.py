@@ -74,11 +74,11 @@ WHOLE: dict[str, Any] = {
 # resource's own env A.
 WRONG: list[tuple[Any, str, str]] = [
     ({"spec": []}, "spec", "must be a mapping with fields of Kubernetes' PodSpec"),
-    ({"specs": {}}, "specs", "is not a field of Kubernetes' PodTemplateSpec; did you mean spec?"),
+    ({"specs": {}}, "specs", "unknown field of Kubernetes' PodTemplateSpec; did you mean spec?"),
     ({"spec": {"containers": {}}}, "spec.containers", "must be a list"),
     ({"spec": {"containers": ["x"]}}, "spec.containers[1]", "must be a mapping"),
-    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "is required"),
-    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "is required"),
+    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "required"),
+    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "required"),
     (
         {"spec": {"containers": [{"name": "X", "image": "x"}]}},
         "spec.containers[X].name",
@@ -117,7 +117,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}},
         "spec.containers[proxy].ports[0].containerPort",
-        "is required",
+        "required",
     ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "integer"),

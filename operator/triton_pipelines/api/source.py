@@ -132,14 +132,14 @@ class SourceSpec(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
-            message="is allowed only with an s3:// source; remove it",
+            message="allowed only with an s3:// source; remove region",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message=(
-                "is allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
+                "allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
                 " into the URI, or remove endpoint"
             ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),

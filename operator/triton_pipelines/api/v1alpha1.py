@@ -239,7 +239,7 @@ class PipelineSpec(ApiModel):
                 " !has(self.ensemble) || !has(self.ensemble.entryPoint)"
             ),
             message=(
-                "cannot be combined with ensemble.entryPoint, because custom code then "
+                "must not be combined with ensemble.entryPoint, because custom code then "
                 "calls the models; remove one field"
             ),
             holds=lambda s: not s.repeated_steps or s.ensemble.entry_point is None,

@@ -10,7 +10,7 @@ from typing import Final
 _SHOULD: Final = re.compile(r"^(?:Input|String|Tuple|List|Dictionary) should ")
 _PYDANTIC: Final = {
     "Extra inputs are not permitted": "unknown field",
-    "Field required": "is required",
+    "Field required": "required",
 }
 
 

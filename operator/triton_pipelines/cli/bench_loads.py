@@ -291,9 +291,7 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise CommandError(
-            f"--texts {file}: cannot be read: {error.strerror}", EXIT_USAGE
-        ) from error
+        raise CommandError(f"--texts: cannot read {file}: {error.strerror}", EXIT_USAGE) from error
     except UnicodeDecodeError as error:
         raise CommandError(f"--texts {file}: the file is not UTF-8: {error}", EXIT_USAGE) from error
 

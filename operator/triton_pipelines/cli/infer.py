@@ -207,7 +207,7 @@ def model_url(target: str, server: str) -> str:
         found = _MODEL.match(parts.path)
         if found is None:
             raise CommandError(
-                f"{target}: does not name a model; use"
+                f"{target} is not the URL of a model; use"
                 f" {parts.scheme}://{parts.netloc}/v2/models/MODEL",
                 EXIT_USAGE,
             )

@@ -502,4 +502,4 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
         assert code == 2, trusting.output
         assert says in report.findings[0].message
     trusting.plan(model(hub, "models/bert:v9", path="nope"))
-    assert "contains no file or directory nope" in trusting.load()[1].findings[0].message
+    assert "no file or directory nope" in trusting.load()[1].findings[0].message

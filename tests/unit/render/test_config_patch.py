@@ -69,7 +69,7 @@ def test_zero_and_false_are_set() -> None:
 
 def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
     assert _patched({"optimisation": {}})[1][0].startswith(
-        "configPatch.optimisation: is not a field of Triton's ModelConfig; its fields are backend"
+        "configPatch.optimisation: unknown field of Triton's ModelConfig; its fields are backend"
     )
     assert _patched({"optimization": {"graph": {"level": "high"}}})[1][0].startswith(
         "configPatch.optimization.graph.level: must be an integer, not 'high'"

@@ -212,20 +212,20 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"metadata": {"labels": {"app.kubernetes.io/name": "x"}}},
         "metadata.labels[app.kubernetes.io/name]",
-        "is set by the operator",
+        "set by the operator",
     ),
     (
         {"metadata": {"labels": {"tritonpipelines.io/revision": None}}},
         "metadata.labels[tritonpipelines.io/revision]",
-        "is set by the operator",
+        "set by the operator",
     ),
     (
         {"metadata": {"annotations": {"tritonpipelines.io/paused": "true"}}},
         "metadata.annotations[tritonpipelines.io/paused]",
-        "is set by the operator",
+        "set by the operator",
     ),
     ({"metadata": {"labels": None}}, "metadata.labels", "null would remove every key"),
-    ({"metadata": {"name": "x"}}, "metadata.name", "has no effect on pods"),
+    ({"metadata": {"name": "x"}}, "metadata.name", "no effect on pods"),
     ({"metadata": None}, "metadata", "null would remove the whole field"),
     ({"spec": None}, "spec", "null would remove the whole field"),
     ({"kind": "Pod"}, "kind", "the field does not exist in a pod template"),
@@ -273,12 +273,12 @@ OWNED: list[tuple[Any, str, str]] = [
             ("image", "x:1", "use spec.server.image instead"),
             ("image", None, "use spec.server.image instead"),
             ("imagePullPolicy", "Never", "use spec.server.imagePullPolicy instead"),
-            ("command", ["sh"], "is set by the operator; remove the field"),
+            ("command", ["sh"], "set by the operator; remove the field"),
             ("args", ["--x"], "use spec.server.args instead"),
-            ("ports", [], "is set by the operator"),
-            ("readinessProbe", None, "is set by the operator"),
-            ("livenessProbe", {}, "is set by the operator"),
-            ("startupProbe", {}, "is set by the operator"),
+            ("ports", [], "set by the operator"),
+            ("readinessProbe", None, "set by the operator"),
+            ("livenessProbe", {}, "set by the operator"),
+            ("startupProbe", {}, "set by the operator"),
             ("lifecycle", {}, "use spec.rollout.drainSeconds instead"),
             ("env", None, "null would remove the whole field"),
             ("volumeMounts", None, "null would remove the whole field"),
@@ -292,8 +292,8 @@ OWNED: list[tuple[Any, str, str]] = [
             words,
         )
         for name, words in [
-            ("TRITONPIPE_SITE", "is set by the operator"),
-            ("AIP_MODE", "is set by the operator"),
+            ("TRITONPIPE_SITE", "set by the operator"),
+            ("AIP_MODE", "set by the operator"),
             ("NVIDIA_VISIBLE_DEVICES", "server.gpu"),
         ]
     ],
@@ -348,7 +348,7 @@ OWNED: list[tuple[Any, str, str]] = [
             }
         },
         "spec.initContainers[load].env[TRITONPIPE_SOURCE_MAP]",
-        "is set by the operator",
+        "set by the operator",
     ),
     (
         {"spec": {"initContainers": [{"name": "triton", "image": "x"}]}},

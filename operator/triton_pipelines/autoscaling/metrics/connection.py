@@ -217,7 +217,7 @@ class Connection(ConnectionModel):
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "contains user information; specify credentials in files, with basicAuth "
+                "the URL contains user information; specify credentials in files, with basicAuth "
                 "or bearerTokenFile"
             )
         if (
@@ -231,11 +231,11 @@ class Connection(ConnectionModel):
             )
         if parts.query or parts.fragment:
             raise ValueError(
-                "contains a query or fragment; use only the base URL and an optional path prefix"
+                "the URL contains a query or fragment; use only the base URL and an optional path prefix"
             )
         base = value.rstrip("/")
         if base.endswith("/api/v1") or base.endswith("/api/v1/query"):
-            raise ValueError("ends in /api/v1; remove /api/v1 from the URL")
+            raise ValueError("the URL ends in /api/v1; remove /api/v1 from the URL")
         return base
 
     @field_validator("namespaces")
@@ -243,7 +243,7 @@ class Connection(ConnectionModel):
     def _permits_a_namespace(cls, value: frozenset[str] | None) -> frozenset[str] | None:
         if value is not None and not value:
             raise ValueError(
-                "is empty; list at least one namespace, or omit the field to permit all namespaces"
+                "the list is empty; list at least one namespace, or omit the field to permit all namespaces"
             )
         return value
 

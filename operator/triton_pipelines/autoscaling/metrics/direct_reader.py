@@ -145,7 +145,7 @@ class DirectReader:
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
                     MetricsProblem.PARTIAL,
-                    f"has no metrics for {', '.join(absent)}; check that the model is loaded",
+                    f"no metrics for {', '.join(absent)}; check that the model is loaded",
                 )
             else:
                 pods[pod] = PodHistory(scrapes, self._histories.usage(key))

@@ -166,7 +166,7 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     ):
         yield warning(
             "spec.health.text",
-            "has no effect, because the pipeline also has inputs other than text; set "
+            "the text has no effect, because the pipeline also has inputs other than text; set "
             "spec.health.inputs to an example request",
             code=FindingCode.NO_EFFECT,
         )

@@ -112,7 +112,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     if step.implementation is Implementation.ONNX_RUNNER and step.source is None:
         yield Finding(
             f"{step.path}.source",
-            "is required, because the runner needs an ONNX file; add the source of the file",
+            "required, because the runner needs an ONNX file; add the source of the file",
             code=FindingCode.REQUIRED,
         )
     python = fields.python
@@ -132,7 +132,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     ):
         yield Finding(
             f"{step.path}.source",
-            f"is required, because platform {fields.platform.value} loads a model file; add the"
+            f"required, because platform {fields.platform.value} loads a model file; add the"
             " source of the file",
             code=FindingCode.REQUIRED,
         )

@@ -49,8 +49,7 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if post.from_ is None and post.python is None:
             yield Finding(
                 "spec.postprocess.from",
-                "is required, because without spec.model there is no default tensor; use "
-                "STEP.OUTPUT",
+                "required, because without spec.model there is no default tensor; use STEP.OUTPUT",
                 code=FindingCode.REQUIRED,
             )
 

@@ -82,7 +82,7 @@ def _version(version: tuple[int, int] | None, image: str) -> Iterator[Finding]:
     if version is None:
         yield Finding(
             "spec.server.version",
-            f"is required, because the tag of the image {image} does not contain a Triton "
+            f"required, because the tag of the image {image} does not contain a Triton "
             "release; set version as YY.MM, for example '24.10'",
             code=FindingCode.REQUIRED,
         )

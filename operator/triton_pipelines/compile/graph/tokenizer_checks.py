@@ -60,7 +60,7 @@ def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
             alternative = " if dims is omitted" if custom else ""
             yield Finding(
                 f"spec.tokenizer.outputs[{index}].tensor",
-                f"is required{alternative}, because {output.name!r} is not a known token tensor;"
+                f"required{alternative}, because {output.name!r} is not a known token tensor;"
                 f" use one of: {', '.join(TokenTensor)}",
                 code=FindingCode.REQUIRED,
             )
@@ -169,7 +169,7 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
         yield Finding(
             "spec.tokenizer.buckets",
-            "is required for padding Bucketed; list the buckets, or declare lengths.profiles of a"
+            "required for padding Bucketed; list the buckets, or declare lengths.profiles of a"
             " TensorRT plan",
             code=FindingCode.REQUIRED,
         )

@@ -25,7 +25,7 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         if not step.inputs:
             yield Finding(
                 f"{step.path}.inputs",
-                f"is required, because without a tokenizer the inputs of step '{step.name}' "
+                f"required, because without a tokenizer the inputs of step '{step.name}' "
                 "are unknown; list each input tensor",
                 code=FindingCode.REQUIRED,
             )

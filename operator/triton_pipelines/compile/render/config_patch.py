@@ -87,7 +87,7 @@ def _merge(message: Any, changes: Mapping[str, Any], path: str) -> list[Finding]
             findings.append(
                 Finding(
                     here,
-                    f"is not a field of Triton's {message.DESCRIPTOR.name}; its fields are"
+                    f"unknown field of Triton's {message.DESCRIPTOR.name}; its fields are"
                     f" {', '.join(known)}{hint}",
                     code=FindingCode.UNKNOWN_FIELD,
                 )
@@ -184,7 +184,7 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
         return [
             Finding(
                 path,
-                f"is not valid for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
+                f"the value is not valid for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
                 code=FindingCode.INVALID_FORMAT,
             )
         ]
@@ -196,7 +196,7 @@ def _owned(before: Any, after: Any, path: str) -> Iterator[Finding]:
     """Yield what the patch changed although the resource has a field for it."""
     for name, field in OWNED.items():
         if getattr(before, name) != getattr(after, name):
-            yield _reserved(f"{path}.{name}", f"is set by the operator; use {field} instead")
+            yield _reserved(f"{path}.{name}", f"set by the operator; use {field} instead")
     yield from _owned_item_parts(before, after, path)
     scheduler = after.WhichOneof("scheduling_choice")
     if scheduler != before.WhichOneof("scheduling_choice"):

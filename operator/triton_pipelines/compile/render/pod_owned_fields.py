@@ -15,7 +15,7 @@ from triton_pipelines.compile.graph.server_settings import refused_variable
 from .pod_schema import as_mapping, mapping_items
 
 PATH = "spec.server.podTemplate"
-_OURS = "is set by the operator; "
+_OURS = "set by the operator; "
 # Fields of the Triton container → the field of the resource that says it, "" where nothing does.
 _SERVER_FIELDS = {
     "image": "spec.server.image",
@@ -45,8 +45,8 @@ _POD_FIELDS = {
     "ephemeralContainers": (
         "a pod template cannot have ephemeral containers; use kubectl debug on a pod"
     ),
-    "replicas": "is not part of a pod; use spec.replicas",
-    "strategy": "is not part of a pod; use spec.rollout.strategy",
+    "replicas": "not part of a pod; use spec.replicas",
+    "strategy": "not part of a pod; use spec.rollout.strategy",
 }
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
 # Below these nothing else may be mounted into our containers: the repository must not change, nor
@@ -114,7 +114,7 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
         if part not in ("labels", "annotations"):
             yield Finding(
                 f"{path}.{part}",
-                "has no effect on pods; use only labels and annotations",
+                "no effect on pods; use only labels and annotations",
                 code=FindingCode.NO_EFFECT,
             )
         if value is None:
@@ -256,7 +256,7 @@ def _own_container(
         name, value = str(variable.get("name")), variable.get("value")
         own = loader and (name in ("HOME", "HF_HOME") or name.startswith("TRITONPIPE_"))
         if (
-            why := f"{name} {_OURS}remove {name}"
+            why := f"{name} is {_OURS}remove {name}"
             if own
             else refused_variable(name, value if isinstance(value, str) else None, server)
         ):

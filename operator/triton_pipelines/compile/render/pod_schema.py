@@ -116,13 +116,13 @@ def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
             near = difflib.get_close_matches(str(key), known, n=1)
             yield Finding(
                 f"{path}.{key}",
-                f"is not a field of Kubernetes' {kind}"
+                f"unknown field of Kubernetes' {kind}"
                 + (f"; did you mean {near[0]}?" if near else "; remove this field"),
                 code=FindingCode.UNKNOWN_FIELD,
             )
     for name in _schema()[kind] or {}:
         if name.endswith("!") and name[:-1] not in value:
-            yield Finding(f"{path}.{name[:-1]}", "is required", code=FindingCode.REQUIRED)
+            yield Finding(f"{path}.{name[:-1]}", "required", code=FindingCode.REQUIRED)
 
 
 def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
@@ -163,20 +163,20 @@ def _names(found: list[str], path: str) -> Iterator[Finding]:
         if not _DNS_LABEL.fullmatch(name):
             yield Finding(
                 f"{path}[{name}].name",
-                "is not a valid name; use at most 63 lowercase letters, digits and '-'",
+                "not a valid name; use at most 63 lowercase letters, digits and '-'",
                 code=FindingCode.INVALID_FORMAT,
             )
         if count > 1:
             yield Finding(
                 f"{path}[{name}]",
-                "is used by two containers or init containers; choose another name",
+                "used by two containers or init containers; choose another name",
                 code=FindingCode.DUPLICATE,
             )
 
 
 def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Finding]:
     if "image" not in item:
-        yield Finding(f"{path}.image", "is required", code=FindingCode.REQUIRED)
+        yield Finding(f"{path}.image", "required", code=FindingCode.REQUIRED)
     for variable in item.get("env") or []:
         if "value" in variable and "valueFrom" in variable:
             yield Finding(

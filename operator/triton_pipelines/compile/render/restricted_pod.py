@@ -136,7 +136,7 @@ def _metadata(given: Mapping[str, Any], options: Options, path: str) -> Iterator
                 continue
             yield Finding(
                 f"{path}.{part}[{key}]",
-                "is not allowed, because other Services and controllers select pods by "
+                "not allowed, because other Services and controllers select pods by "
                 f"their {part}; remove this key, or ask the operator's administrator to add "
                 "this key to --pod-metadata",
                 code=FindingCode.FORBIDDEN,

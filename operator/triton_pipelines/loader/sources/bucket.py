@@ -82,7 +82,7 @@ class BucketSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"has no object {key.rstrip('/')} and no objects below it; check uri and path",
+                    f"no object {key.rstrip('/')} and no objects below it; check uri and path",
                     missing=True,
                 ) from error
             raise
@@ -153,7 +153,7 @@ class BucketSource:
         is_missing = store.status == 404 and not store.is_token_request
         if isinstance(error, FileNotFoundError) or is_missing:
             return SourceError(
-                f"has no object {self._folder}{name}; check bucket, key and revision", missing=True
+                f"no object {self._folder}{name}; check bucket, key and revision", missing=True
             )
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"

@@ -41,7 +41,7 @@ class FolderSource:
             return SourceListing((ListedFile(path.name, path.stat().st_size),), single=True)
         if not path.is_dir():
             raise SourceError(
-                f"has no file or directory {place or path.name}; {self._missing}", missing=True
+                f"no file or directory {place or path.name}; {self._missing}", missing=True
             )
         return folder(self._below(path))
 
@@ -92,7 +92,7 @@ class FolderSource:
         try:
             file = path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
-            raise SourceError(f"has no file {name}; {self._missing}", missing=True) from None
+            raise SourceError(f"no file {name}; {self._missing}", missing=True) from None
         except IsADirectoryError:
             raise SourceError(
                 f"{name} is a directory; set source.path to the file", missing=True

@@ -188,7 +188,7 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"contains no file or directory {place or '/'} at {self._digest}", missing=True
+                    f"no file or directory {place or '/'} at {self._digest}", missing=True
                 ) from error
             raise
 
@@ -208,7 +208,7 @@ class OciSource:
             (layer for layer in self._layers if layer.digest == name), None
         )
         if layer is None:
-            raise SourceError(f"contains no file {name} at {self._digest}", missing=True)
+            raise SourceError(f"no file {name} at {self._digest}", missing=True)
         start = offset if validator == layer.digest else 0
         with self._blob(layer, start) as body:
             yield FileBody(

@@ -154,7 +154,9 @@ def _model(
             templates += read.templates
         other_files = _other_files(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelRepositoryError(f"{_place(path, error)}: cannot be read: {error}") from error
+        raise ModelRepositoryError(
+            f"{_place(path, error)}: the file cannot be read: {error}"
+        ) from error
     if config.name and config.name != path.name:
         raise ModelRepositoryError(
             f"{origin}: name: {config.name!r} differs from the directory's name "

@@ -231,7 +231,9 @@ class StatisticsReader:
             try:
                 return list(answer.json()["model_stats"])
             except (ValueError, KeyError, TypeError) as error:
-                raise LoadGeneratorError(f"{url}: returns no statistics: {error!r}") from error
+                raise LoadGeneratorError(
+                    f"no model statistics in the response of {url}: {error!r}"
+                ) from error
 
         return models
 
