@@ -240,7 +240,7 @@ class DynamicBatching(ApiModel):
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
             " self.priorityLevels)",
-            message="allowed only with priorityLevels; each priority must be at most priorityLevels",
+            message="allowed only with priorityLevels, which no priority must exceed",
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),

@@ -88,7 +88,9 @@ class TokenizerInputs(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message="allowed only with textPair; set textPair to the tokenizer's name for that input",
+            message=(
+                "allowed only with textPair; set textPair to the tokenizer's name for this input"
+            ),
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),

@@ -185,7 +185,8 @@ class OperatorConfig(BaseModel):
         for name in value:
             if name != EVERYONE and not _DNS_LABEL.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not a namespace name; use a name, or {EVERYONE} for all namespaces"
+                    f"{name!r} is not a namespace name; use a namespace name, or {EVERYONE} "
+                    "for all namespaces"
                 )
         return tuple(dict.fromkeys(value))
 

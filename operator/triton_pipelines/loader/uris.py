@@ -213,8 +213,8 @@ def parse_registry(uri: str) -> RegistryUri:
     name, colon, tag = name.partition(":")
     if not registry or not _REPOSITORY.fullmatch(name):
         raise SourceError(
-            "the URI has no registry repository; use oci://registry/repository:tag or …@sha256:digest, in"
-            " lowercase"
+            "the URI has no repository; use oci://registry/repository:tag or "
+            "…@sha256:digest, in lowercase"
         )
     reference = digest if at else tag
     if (at or colon) and not is_reference(reference):

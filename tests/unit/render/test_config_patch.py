@@ -75,7 +75,7 @@ def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
         "configPatch.optimization.graph.level: must be an integer, not 'high'"
     )
     assert _patched({"optimization": {"graph": {"level": 2**40}}})[1][0].startswith(
-        "configPatch.optimization.graph.level: is not valid for this field of Triton's "
+        "configPatch.optimization.graph.level: invalid value for this field of Triton's "
     )
     assert _patched({"modelTransactionPolicy": {"decoupled": "yes"}})[1] == [
         "configPatch.modelTransactionPolicy.decoupled: must be true or false, not 'yes'"

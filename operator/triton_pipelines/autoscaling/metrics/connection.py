@@ -231,7 +231,8 @@ class Connection(ConnectionModel):
             )
         if parts.query or parts.fragment:
             raise ValueError(
-                "the URL contains a query or fragment; use only the base URL and an optional path prefix"
+                "the URL contains a query or fragment; use only the base URL and, if "
+                "needed, a path prefix"
             )
         base = value.rstrip("/")
         if base.endswith("/api/v1") or base.endswith("/api/v1/query"):
@@ -243,7 +244,8 @@ class Connection(ConnectionModel):
     def _permits_a_namespace(cls, value: frozenset[str] | None) -> frozenset[str] | None:
         if value is not None and not value:
             raise ValueError(
-                "the list is empty; list at least one namespace, or omit the field to permit all namespaces"
+                "the list is empty; list at least one namespace, or omit the field to allow "
+                "all namespaces"
             )
         return value
 

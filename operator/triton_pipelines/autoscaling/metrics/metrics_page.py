@@ -116,8 +116,8 @@ def parse_metrics_page(
             pass  # says what is wrong with the format
     if not is_tritons:
         raise MetricsPageError(
-            "the page has no nv_inference_* series; the server must run with --allow-metrics=true and "
-            "counter_latencies on"
+            "the page has no nv_inference_* series; run the server with "
+            "--allow-metrics=true and counter_latencies on"
         )
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None

@@ -92,11 +92,14 @@ def _unknown_step(
         **dict.fromkeys((one.name for one in spec.repeated_steps), "a repeated step itself"),
         **dict.fromkeys((one.name for one in spec.auxiliary_models), "an auxiliary model"),
     }
-    what = f"is {others[declared.step]}" if declared.step in others else "does not exist"
+    problem = (
+        f"{declared.step!r} is {others[declared.step]}"
+        if declared.step in others
+        else f"step {declared.step!r} does not exist"
+    )
     return Finding(
         path,
-        f"the field refers to {declared.step!r}, which {what}; use one of: "
-        f"{', '.join(known)}{did_you_mean(declared.step, known)}",
+        f"{problem}; use one of: {', '.join(known)}{did_you_mean(declared.step, known)}",
         code=FindingCode.UNKNOWN_STEP,
     )
 

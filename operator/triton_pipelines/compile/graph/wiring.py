@@ -38,7 +38,7 @@ def _entry(graph: Graph) -> Iterator[Finding]:
     if graph.entry not in known:
         yield Finding(
             "spec.ensemble.entryPoint",
-            f"the field refers to {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+            _no_step(graph, str(graph.entry), "", known),
             code=FindingCode.UNKNOWN_STEP,
         )
 
@@ -52,15 +52,15 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
     )
     if meant is not None:
-        return f"which is a model name, not a step name; use {meant}{tensor}"
+        return f"{name!r} is a model name, not a step name; use {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
         return (
-            "which is an auxiliary model and cannot be connected; move that model to "
+            f"{name!r} is an auxiliary model and cannot be connected; move that model to "
             f"spec.steps, or use one of: {', '.join(known)}"
         )
     return (
-        "which does not exist; use one of:"
-        f" {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+        f"step {name!r} does not exist; use one of: "
+        f"{', '.join(known)}{did_you_mean(name, known, after=tensor)}"
     )
 
 
@@ -101,18 +101,18 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if origin not in names:
         yield Finding(
             entry.path,
-            f"the from field refers to {origin!r}, "
-            f"{_no_step(graph, origin, f'.{entry.source.tensor}', names)}",
+            _no_step(graph, origin, f".{entry.source.tensor}", names),
             code=FindingCode.UNKNOWN_STEP,
         )
         return
     made = graph.resolve(entry.source)
     if made is None:
-        what = "input" if origin == PIPELINE else "output"
+        what, owner = (
+            ("input", "the pipeline") if origin == PIPELINE else ("output", f"step {origin!r}")
+        )
         yield Finding(
             entry.path,
-            f"the input reads {entry.source}, but {origin} has no such {what}; "
-            f"{_has(graph, entry.source)}",
+            f"{owner} has no {what} {entry.source.tensor!r}; {_has(graph, entry.source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
@@ -331,14 +331,12 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,
-            f"the field refers to {source.step!r}, "
-            f"{_no_step(graph, source.step, f'.{source.tensor}', known)}",
+            _no_step(graph, source.step, f".{source.tensor}", known),
             code=FindingCode.UNKNOWN_STEP,
         )
     elif graph.resolve(source) is None:
         yield Finding(
             output.path,
-            f"the field refers to {source}, but {source.step} has no such output; "
-            f"{_has(graph, source)}",
+            f"step {source.step!r} has no output {source.tensor!r}; {_has(graph, source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )

@@ -184,7 +184,7 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
         return [
             Finding(
                 path,
-                f"the value is not valid for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
+                f"invalid value for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
                 code=FindingCode.INVALID_FORMAT,
             )
         ]
