@@ -157,7 +157,7 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
     if meant is None:
         return
     where = f"{selection.entry.origin}: {meant.WhichOneof('scheduling_choice')}"
-    why = "removed, because Triton rejects this field in an ensemble"
+    why = "Triton rejects this field in an ensemble"
     without = [
         model
         for model in selection.steps
@@ -166,7 +166,7 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         and model.config.max_batch_size > 0
     ]
     if meant.WhichOneof("scheduling_choice") != "dynamic_batching" or not without:
-        report.lost(where, f"{why}; all steps keep their own settings")
+        report.lost(where, f"{why}, so the field was removed; all steps keep their own settings")
         return
     for model in without:
         model.config.dynamic_batching.CopyFrom(meant.dynamic_batching)
@@ -179,7 +179,7 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         model.config.dynamic_batching.preferred_batch_size.extend(sizes)
     report.changed(
         where,
-        f"{why}. The settings were moved to these steps, which had none: "
+        f"{why}, so the settings were moved to the steps without batching: "
         f"{', '.join(model.name for model in without)}",
     )
 
