@@ -141,7 +141,9 @@ def _elements(info: TensorMetadata, words: Iterable[str]) -> Array:
         try:
             elements.append(parse_element(word, kind))
         except ValueError as error:
-            raise CommandError(f"{info.name}: {word!r:.60} {error}", EXIT_USAGE) from error
+            raise CommandError(
+                f"{info.name} ({info.data_type}): {word!r:.60} {error}", EXIT_USAGE
+            ) from error
     array = np.empty(len(elements), dtype=triton_to_np_dtype(info.data_type))
     array[:] = elements
     return array

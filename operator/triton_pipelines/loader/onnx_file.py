@@ -339,6 +339,8 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
     if shapeless:
         yield f"Export the model with shapes for {', '.join(shapeless)}."
+    if odd or shapeless:
+        return  # No declaration can match the file.
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )

@@ -176,7 +176,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([IMAGE], {"values": ["IMAGE=1,2"]}, "IMAGE"),
         ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, r"no-such\.npy"),
         ([IMAGE], {"files": [f"IMAGE={__file__}"]}, r"numpy\.save"),
-        ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
+        ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "omit one"),
     ],
 )
 def test_what_does_not_fit_is_said(

@@ -101,7 +101,7 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
             "connections: [{url: 'https://a', tls: {certFile: /c}}]",
             r"connections\[0\].tls",
         ),
-        ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "use https"),
+        ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "requires an https:// URL"),
         (
             "connections: [{url: 'https://a', security: Maybe}]",
             r"connections\[0\].security",

@@ -167,7 +167,7 @@ def test_first_rollout_step_by_step(messages: Messages) -> None:
     assert (
         served.pod(ready=True)
         .conditions()["Available"]["message"]
-        .startswith("2 pods answer requests (revision ")
+        .startswith("2 pods serve requests (revision ")
     )
 
 
@@ -546,7 +546,7 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (1, "code 1)"),
+        (1, "code 1;"),
         (136, "SIGFPE"),
         (137, "SIGKILL"),
         (255, "255"),
