@@ -97,7 +97,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "env": [{"name": "A", "value": 1}]}]}},
         "spec.containers[proxy].env[A].value",
-        "put it in quotes",
+        "put the value in quotes",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "tty": "yes"}]}},
@@ -121,7 +121,7 @@ WRONG: list[tuple[Any, str, str]] = [
     ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "integer"),
-    ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put it in quotes"),
+    ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put the value in quotes"),
     ({"spec": {"nodeSelector": []}}, "spec.nodeSelector", "must be a mapping"),
     (
         {"spec": {"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/"}}]}},
@@ -142,7 +142,7 @@ WRONG: list[tuple[Any, str, str]] = [
         "metadata.labels[a]",
         "is not a valid label value",
     ),
-    ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
+    ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put the value in quotes"),
     (
         {
             "spec": {

@@ -58,7 +58,7 @@ def test_kubectl_gets_the_context() -> None:
     assert done.output.count("sentiment --context east") == 2
     refused = CliRunner().invoke(app, ["tune", str(SAMPLES / "sentiment.yaml"), "--context=east"])
     assert isinstance(refused.exception, CommandError)
-    assert "--context: allowed only with --in-cluster" in str(refused.exception)
+    assert "--context is allowed only with --in-cluster" in str(refused.exception)
 
 
 def test_without_a_namespace_kubectl_takes_its_own() -> None:

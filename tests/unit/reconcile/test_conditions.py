@@ -337,7 +337,7 @@ def test_crash_loop_shows_the_end_of_the_log() -> None:
     }
     scene = Scene().pod(server=server)
     assert scene.reasons()["Ready"] == "False ServerCrashed"
-    assert "restarted 5" in scene.message()
+    assert "restarts: 5" in scene.message()
     assert scene.message().endswith("Segmentation fault")
     assert len(scene.message()) < 1000
 

@@ -91,7 +91,7 @@ def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
 def test_a_field_that_the_product_does_not_support_is_refused() -> None:
     _, findings = _patched({"modelRepositoryAgents": {"agents": [{"name": "checksum"}]}})
     (finding,) = findings
-    assert finding.startswith("configPatch.model_repository_agents: is not supported")
+    assert finding.startswith("configPatch.model_repository_agents: the field is not supported")
 
 
 def test_what_requests_may_omit_is_set_by_the_resource_alone() -> None:

@@ -131,7 +131,7 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
     async with server() as one:
         text = " ".join(one.notes)
         assert (
-            "model was running with max_batch_size 16 (8), a queue delay of 5000 us (0), "
+            "model 'model' was running with max_batch_size 16 (8), a queue delay of 5000 us (0), "
             "instances: 3 (1)" in text
         )
         assert "tokenizer was running with instances: 2 (1)" in text

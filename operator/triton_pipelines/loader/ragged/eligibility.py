@@ -182,7 +182,7 @@ def _shape_obstacles(name: str, shape: tuple[int | str | None, ...] | None) -> I
     has_length = isinstance(tokens, int) and tokens > 0
     length = f" and spec.tokenizer.maxLength to {tokens}" if has_length else ""
     yield Obstacle(
-        f"input {name!r} has a fixed axis of size {axis}",
+        f"input {name!r} has a fixed axis of {axis}",
         f"{FIXED}{length}, or export the model with a dynamic axis",
     )
 

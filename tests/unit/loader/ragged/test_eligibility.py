@@ -90,10 +90,10 @@ def inside_a_function(model: Any) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "tokens fixed": (
         axis("input_ids", 1, 128),
-        "input input_ids has a fixed axis of tokens; set spec.tokenizer.padding to Fixed and "
+        "input 'input_ids' has a fixed axis of tokens; set spec.tokenizer.padding to Fixed and "
         "spec.tokenizer.maxLength to 128",
     ),
-    "rows fixed": (axis("attention_mask", 0, 1), "input attention_mask has a fixed axis of rows"),
+    "rows fixed": (axis("attention_mask", 0, 1), "input 'attention_mask' has a fixed axis of rows"),
     "positions": (
         more_input("position_ids", "batch", "sequence"),
         "input 'position_ids' has positions, which tokenizers do not provide; export the "
@@ -101,19 +101,22 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "another axis": (
         more_input("pixels", "batch", 3, "width"),
-        "input pixels has an axis of variable length that does not come from the tokens",
+        "input 'pixels' has an axis of variable length that does not come from the tokens",
     ),
-    "no rows": (more_input("scale", 1), "input scale has no row axis"),
+    "no rows": (more_input("scale", 1), "input 'scale' has no row axis"),
     "a taken name": (
         more_input("input_ids__shape", "batch", 1),
         "the name of tensor 'input_ids__shape' is reserved",
     ),
     "a text": (
         more_output("text", TensorProto.STRING, "batch"),
-        "output text is STRING, a type that has no value to mark invalid rows",
+        "output 'text' has type STRING, a type that has no value to mark invalid rows",
     ),
-    "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
-    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no row axis"),
+    "a switch": (
+        more_output("yes", TensorProto.BOOL, "batch", "sequence"),
+        "output 'yes' has type BOOL",
+    ),
+    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output 'total' has no row axis"),
     "any shape": (without_shape, "output 'logits' has no shape in the file"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),
@@ -177,7 +180,7 @@ def test_a_model_needs_a_mask_that_does_something() -> None:
             if name == "attention_mask":
                 node.input[place] = "input_ids"
     model.graph.node.append(helper.make_node("Identity", ["attention_mask"], ["unread"]))
-    assert "no output depends on attention_mask" in said(model, plan)
+    assert "no output depends on 'attention_mask'" in said(model, plan)
     del model.graph.node[-1]
     assert "no operator reads input 'attention_mask'" in said(model, plan)
 
@@ -286,7 +289,7 @@ def test_a_vocabulary_behind_other_operators_comes_from_the_plan() -> None:
     assert isinstance(found, Adaptable)
     assert found.sizes == {"input_ids": 9}
     # Where nobody knows it, one id out of range would fail a whole batch.
-    assert "the valid values of input input_ids are unknown" in said(model, encoder.plan())
+    assert "the valid values of input 'input_ids' are unknown" in said(model, encoder.plan())
 
 
 def in_a_body(model: Any) -> None:
