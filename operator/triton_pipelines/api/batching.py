@@ -207,7 +207,7 @@ class DynamicBatching(ApiModel):
             ),
             message=(
                 "preserveOrdering and more than one priority level cannot be combined, "
-                "because an urgent request would overtake others; remove one field"
+                "because an urgent request would overtake others; remove one of the two"
             ),
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)

@@ -152,7 +152,7 @@ class SourceSpec(ApiModel):
             ),
             message=(
                 "secretRef, caRef and revision are not allowed for a mounted source "
-                "(configmap://, pvc://); remove them"
+                "(configmap://, pvc://); remove these fields"
             ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")

@@ -150,7 +150,7 @@ class InputTensor(OutputTensor):
             cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
             message=(
                 "ragged and reshape cannot be combined, because the rows of a ragged input "
-                "have no common shape; remove one field"
+                "have no common shape; remove one of the two"
             ),
             holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),
             field="ragged",

@@ -138,7 +138,9 @@ def build_requests(
             f"--rows {rows}: the model does not support batching; omit --rows", EXIT_USAGE
         )
     if file is not None and lengths is not None:
-        raise CommandError("--texts and --lengths cannot be combined; omit one option", EXIT_USAGE)
+        raise CommandError(
+            "--texts and --lengths cannot be combined; omit one of the two", EXIT_USAGE
+        )
     content = None if file is None else _read(file)
     if file is not None and content is not None and is_perf_analyzer(content):
         try:

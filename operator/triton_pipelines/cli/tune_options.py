@@ -193,7 +193,7 @@ def check_server_options(target: TunedServerOptions, measurement: MeasurementOpt
     server = target.server
     if measurement.texts is not None and measurement.lengths is not None:
         raise CommandError(
-            "--texts and --lengths cannot be combined; omit one option",
+            "--texts and --lengths cannot be combined; omit one of the two",
             EXIT_USAGE,
         )
     if server is not None and target.mounts:

@@ -305,7 +305,7 @@ OWNED: list[tuple[Any, str, str]] = [
                 }
             },
             f"spec.containers[triton].volumeMounts[{path}]",
-            "mount it elsewhere",
+            "choose another mount path",
         )
         for path in (
             "/tritonpipe",

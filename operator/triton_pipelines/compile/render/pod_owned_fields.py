@@ -265,7 +265,7 @@ def _own_container(
         target = str(mount.get("mountPath")).rstrip("/") or "/"
         if target in _OWN_MOUNTS or target.startswith(tuple(f"{tree}/" for tree in _OWN_TREES)):
             yield Finding(
-                f"{path}.{where}", f"{_OURS}mount it elsewhere", code=FindingCode.RESERVED
+                f"{path}.{where}", f"{_OURS}choose another mount path", code=FindingCode.RESERVED
             )
     if not loader:
         yield from _resources(item, pipeline, path)

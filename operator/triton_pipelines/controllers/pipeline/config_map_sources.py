@@ -43,7 +43,7 @@ async def read_sources(
         except NotFound:
             missing[step] = (
                 f"{item.path}: {uri}: ConfigMap {name} does not exist in namespace "
-                f"{namespace}; create that object"
+                f"{namespace}; create the ConfigMap"
             )
             continue
         content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)

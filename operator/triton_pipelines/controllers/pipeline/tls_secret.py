@@ -97,7 +97,7 @@ class TlsSecrets:
         try:
             secret = await self.client.get(SECRETS, namespace, name)
         except NotFound:
-            problem = f"{place} does not exist in namespace {namespace}; create that object"
+            problem = f"{place} does not exist in namespace {namespace}; create the Secret"
             return _Reading(now, "", None, problem)
         except Forbidden:
             problem = (

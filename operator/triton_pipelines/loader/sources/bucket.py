@@ -74,7 +74,7 @@ class BucketSource:
         if self._version is not None:
             raise SourceError(
                 f"revision {self._version} is an object's version, but {key or 'the URI'} "
-                "is not an object; remove it, or specify the object"
+                "is not an object; remove revision, or specify the object"
             )
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         try:
@@ -158,7 +158,8 @@ class BucketSource:
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
             return SourceError(
-                f"{who} cannot read {self._folder}{name} ({store.text}); grant it read access"
+                f"{who} cannot read {self._folder}{name} ({store.text}); grant the account "
+                "read access"
             )
         if store.certificate_problem is not None:
             return SourceError(

@@ -130,8 +130,8 @@ def _check_types(given: DraftInputs) -> None:
     for tensor in (*given.graph.inputs, *given.graph.outputs):
         if any(ord(character) < 32 for character in tensor.name):
             raise MissingInformationError(
-                f"{given.graph_name}: the name {tensor.name!r} contains control characters"
-                f" (allowed: {TENSOR_NAME_PATTERN}); rename it"
+                f"{given.graph_name}: the name {tensor.name!r} contains control characters "
+                f"(allowed: {TENSOR_NAME_PATTERN}); rename the tensor"
             )
     for tensor in given.graph.inputs:
         if tensor.dims is None:
