@@ -87,7 +87,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}},
         "spec.containers[proxy]",
-        "is used by two",
+        "used by two",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}},

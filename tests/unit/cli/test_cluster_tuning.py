@@ -83,7 +83,7 @@ def test_the_option(messages: Messages) -> None:
     ("option", "instead"),
     [
         (["--slo", "50"], "spec.slo.p99Milliseconds"),
-        (["--rows", "2"], "omit it"),
+        (["--rows", "2"], "omit this option"),
         (["--output", "json"], "status.tuning"),
         (["--cores", "2"], "spec.server"),
     ],
@@ -116,11 +116,11 @@ def refused(*arguments: str) -> tuple[CommandError, str]:
         (["--seconds", "inf"], "--seconds: "),
         (["--cores", "inf"], "--cores: "),
         (["--rate", "inf"], "--rate: "),
-        (["--texts", "texts.txt", "--lengths", "median=8"], "--lengths: "),
+        (["--texts", "texts.txt", "--lengths", "median=8"], "--texts and --lengths "),
         (["--server", "127.0.0.1:1", "--mounts", "/tmp"], "--mounts: "),
         (
             ["--plot", "no-such-folder/plot.svg"],
-            "--plot: cannot write no-such-folder/plot.svg: folder no-such-folder does not exist",
+            "--plot: cannot write no-such-folder/plot.svg: directory no-such-folder does not exist",
         ),
         (["--report-file", "."], "--report-file: cannot write .: is a directory"),
         (["--server", ""], "--server: '' is not the address"),

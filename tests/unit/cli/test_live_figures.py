@@ -84,7 +84,7 @@ def test_figures_are_those_of_the_pods(tmp_path: Path) -> None:
     ("broken", "reason"),
     [
         ("refused", "b: connection refused"),
-        ("status", "b: HTTP 503"),
+        ("status", "b: returned HTTP status 503"),
         ("page", "b: the page has no nv_inference_* series"),
         ("none", "0 pods are ready"),
         ("forbidden", "the API server returned status 403 for pods/portforward"),

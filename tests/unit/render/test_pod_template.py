@@ -353,12 +353,12 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"initContainers": [{"name": "triton", "image": "x"}]}},
         "spec.containers[triton]",
-        "is used by two",
+        "used by two",
     ),
     (
         {"spec": {"containers": [{"name": "load", "image": "x"}]}},
         "spec.containers[load]",
-        "is used by two",
+        "used by two",
     ),
     (
         {

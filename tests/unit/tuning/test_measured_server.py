@@ -134,7 +134,7 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
             "model 'model' was running with max_batch_size 16 (8), a queue delay of 5000 us (0), "
             "instances: 3 (1)" in text
         )
-        assert "tokenizer was running with instances: 2 (1)" in text
+        assert "model 'tokenizer' was running with instances: 2 (1)" in text
         await one.apply(one.current)
         assert client.setting() == (8, 0, 8), "the current setting is the resource's"
         await one.apply(OTHER)
