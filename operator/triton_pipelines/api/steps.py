@@ -258,7 +258,9 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.dynamicBatching) && has(self.sequenceBatching))",
-            message="dynamicBatching and sequenceBatching cannot be combined; remove one of the two",
+            message=(
+                "dynamicBatching and sequenceBatching cannot be combined; remove one of the two"
+            ),
             holds=lambda m: m.dynamic_batching is None or m.sequence_batching is None,
             field="sequenceBatching",
         ),
