@@ -210,7 +210,7 @@ def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) 
             3,
             "cannot reach http://127.0.0.1:9/v2/models/m",
         ),
-        (("URL", "--input=NONE=1"), 2, "--input NONE=1: must start with NAME="),
+        (("URL", "--input=NONE=1"), 2, "--input 'NONE=1': the value must have the form NAME=VALUE"),
         (("URL", "--texts=/none.txt"), 2, "--texts: cannot read /none.txt: "),
         (("URL", "--plot=curve.png"), 2, "--plot curve.png: the format is SVG; name it curve.svg"),
         (("URL", "--concurrency=0"), 2, "--concurrency 0"),

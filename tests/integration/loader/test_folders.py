@@ -210,7 +210,7 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(
         (
             {"vocab.txt": b"[UNK]\na\n", "tokenizer_config.json": b"{}"},
             LoadReason.INVALID_TOKENIZER,
-            "vocab.txt has no [SEP], [CLS]",
+            "vocab.txt does not contain [SEP], [CLS]",
         ),
         (
             {"vocab.txt": b"a\n", "tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer"}'},
@@ -311,8 +311,8 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
     )
     assert finding.message.splitlines() == [
         "pvc://models/model.onnx does not match spec.model (maxBatchSize 64, so shapes include"
-        " the batch axis): the type of input input_ids is INT64 in the file; the fixed"
-        " dimensions of output logits differ.",
+        " the batch axis): the type of input 'input_ids' is INT64 in the file; the fixed"
+        " dimensions of output 'logits' differ.",
         "       | tensor    | declared       | in file",
         "input  | input_ids | INT32 [-1, -1] | INT64 [batch, sequence]",
         "output | logits    | FP32 [-1, 2]   | FP32 [batch, 3]",
@@ -427,7 +427,7 @@ def test_broken_records_of_the_first_load_are_an_error(pod: Pod) -> None:
     pod.plan()
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
-    assert "resolved.json is not usable" in report.findings[0].message
+    assert "resolved.json is not valid" in report.findings[0].message
 
 
 @pytest.mark.integration

@@ -493,7 +493,7 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
     hub.push("models/bert", "v9", (FILE, {TITLE: "other.bin"}, b"x"))
     for uri, says in (
         ("models/bert:v8", "the registry has no models/bert:v8"),
-        ("models/bert:v9", "has no file model.bin; the folder contains other.bin"),
+        ("models/bert:v9", "has no file model.bin; the directory contains other.bin"),
         ("Models/bert:v9", "the URI has no repository"),
         ("models/bert:a b", "is not a valid OCI tag or digest"),
     ):
