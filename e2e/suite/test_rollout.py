@@ -168,7 +168,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     announced = min(
         version(state)
         for state in story.states()
-        if "no pod serves until the new one is ready" in json_of(state, "Ready")
+        if "the pipeline serves no requests until the new pod is ready" in json_of(state, "Ready")
     )
     left = min(
         version(state)

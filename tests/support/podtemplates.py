@@ -74,11 +74,11 @@ WHOLE: dict[str, Any] = {
 # resource's own env A.
 WRONG: list[tuple[Any, str, str]] = [
     ({"spec": []}, "spec", "must be a mapping with fields of Kubernetes' PodSpec"),
-    ({"specs": {}}, "specs", "is not a field of Kubernetes' PodTemplateSpec; did you mean spec?"),
+    ({"specs": {}}, "specs", "unknown field of Kubernetes' PodTemplateSpec; did you mean spec?"),
     ({"spec": {"containers": {}}}, "spec.containers", "must be a list"),
     ({"spec": {"containers": ["x"]}}, "spec.containers[1]", "must be a mapping"),
-    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "is required"),
-    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "is required"),
+    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "required"),
+    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "required"),
     (
         {"spec": {"containers": [{"name": "X", "image": "x"}]}},
         "spec.containers[X].name",
@@ -87,7 +87,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}},
         "spec.containers[proxy]",
-        "is used by two",
+        "used by two",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}},
@@ -97,7 +97,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "env": [{"name": "A", "value": 1}]}]}},
         "spec.containers[proxy].env[A].value",
-        "put it in quotes",
+        "put the value in quotes",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "tty": "yes"}]}},
@@ -117,11 +117,11 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}},
         "spec.containers[proxy].ports[0].containerPort",
-        "is required",
+        "required",
     ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "integer"),
-    ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put it in quotes"),
+    ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put the value in quotes"),
     ({"spec": {"nodeSelector": []}}, "spec.nodeSelector", "must be a mapping"),
     (
         {"spec": {"volumes": [{"name": "x", "emptyDir": {}, "hostPath": {"path": "/"}}]}},
@@ -135,14 +135,14 @@ WRONG: list[tuple[Any, str, str]] = [
             }
         },
         "spec.containers[proxy].volumeMounts[/x].name",
-        "'none' is not a volume of the pod; it has dshm, live",
+        "'none' is not a volume of the pod; use one of: dshm, live",
     ),
     (
         {"metadata": {"labels": {"a": "not a value"}}},
         "metadata.labels[a]",
         "is not a valid label value",
     ),
-    ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
+    ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put the value in quotes"),
     (
         {
             "spec": {

@@ -129,7 +129,7 @@ def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[
             )
             yield Finding(
                 f"{path}[{index}]",
-                f"duplicate {shown}; change or remove one of them",
+                f"duplicate {shown}; change or remove one entry",
                 code=FindingCode.DUPLICATE,
             )
         seen.add(identity)

@@ -50,7 +50,7 @@ class BatchStrategy(ApiModel):
         FieldRule(
             cel="!has(self.path) || !self.path.contains('..')",
             message=(
-                "must not contain '..', because the library must be inside the model's folder"
+                "must not contain '..', because the library must be inside the model's directory"
             ),
             holds=lambda b: b.path is None or ".." not in b.path,
             field="path",

@@ -206,8 +206,8 @@ class DynamicBatching(ApiModel):
                 " has(self.priorityLevels) && self.priorityLevels > 1)"
             ),
             message=(
-                "preserveOrdering and more than one priority level cannot be combined, because an"
-                " urgent request would overtake others; remove one of them"
+                "preserveOrdering and more than one priority level cannot be combined, "
+                "because an urgent request would overtake others; remove one of the two"
             ),
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)
@@ -240,7 +240,7 @@ class DynamicBatching(ApiModel):
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
             " self.priorityLevels)",
-            message="requires priorityLevels, and each priority must be at most priorityLevels",
+            message="allowed only with priorityLevels, which no priority must exceed",
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),

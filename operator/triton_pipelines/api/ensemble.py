@@ -90,8 +90,8 @@ class Ensemble(ApiModel):
                 " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
             ),
             message=(
-                "replaces the ensemble, so the step determines the name, tensors and"
-                " batch size; remove the other ensemble fields"
+                "the step replaces the ensemble and determines the name, tensors and batch "
+                "size; remove the other ensemble fields"
             ),
             holds=lambda e: (
                 e.entry_point is None

@@ -80,8 +80,8 @@ class Health(ApiModel):
                 " 'Disabled'"
             ),
             message=(
-                "text and inputs have no effect when inference is Disabled; remove them, or set"
-                " inference to Auto"
+                "text and inputs have no effect when inference is Disabled; remove both, or "
+                "set inference to Auto"
             ),
             holds=lambda h: (
                 (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED

@@ -138,7 +138,7 @@ class StepCopies(ApiModel):
         FieldRule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
             message=(
-                "is a fixed count and cannot be combined with initial, min and max; remove "
+                "must not be combined with initial, min and max; remove "
                 "count, or remove the other three fields"
             ),
             holds=lambda i: i.count is None or (i.initial, i.min, i.max) == (None, None, None),
@@ -216,7 +216,7 @@ ProfileIndices = Annotated[
 ]
 _GPUS_NEED_KIND = FieldRule(
     cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-    message="is allowed only with kind GPU",
+    message="allowed only with kind GPU",
     holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
     field="gpus",
 )
@@ -287,7 +287,7 @@ class PlacedStepCopies(StepCopies):
                 " has(self.kind) || has(self.hostPolicy) || has(self.gpus) && size(self.gpus) > 0)"
             ),
             message=(
-                "cannot be combined with instances.count, kind, gpus and"
+                "must not be combined with instances.count, kind, gpus and"
                 " hostPolicy; set them in each group"
             ),
             holds=lambda i: (
@@ -328,7 +328,7 @@ class ModelInstances(PlacedStepCopies):
                 "!(has(self.groups) && size(self.groups) > 0) || !(has(self.profiles) &&"
                 " size(self.profiles) > 0)"
             ),
-            message="cannot be combined with instances.profiles; set profiles in each group",
+            message="must not be combined with instances.profiles; set profiles in each group",
             holds=lambda i: not i.groups or not i.profiles,
             field="groups",
         ),

@@ -137,7 +137,7 @@ class PlanFetch(LoadModel):
             )
         if self.kind is FetchKind.MODEL and "/" in self.target:
             raise ValueError(
-                f"step {self.step}: the target of a model must be its folder in the "
+                f"step {self.step}: the target of a model must be its directory in the "
                 f"repository, not {self.target}"
             )
         if (
@@ -147,7 +147,7 @@ class PlanFetch(LoadModel):
         ):
             raise ValueError(
                 f"step {self.step}: a model requires the name of its file, unless whole "
-                "folders are fetched"
+                "directories are fetched"
             )
         return self
 

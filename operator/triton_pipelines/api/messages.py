@@ -113,7 +113,7 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     if location == ("metadata", "name") and kind != "missing":
         return f"{shown(value)} is not a valid name; {NAME_REMEDY}"
     if kind == "missing":
-        return f"is required{_described(location)}"
+        return f"required{_described(location)}"
     if kind == "extra_forbidden":
         return unknown_field(location)
     if kind in _EXPECTED_TYPE:

@@ -194,5 +194,5 @@ def _outside(value: Any, schema: Schema, path: str) -> OutsideForm | None:
 
 def _reason(size: int, most: int, *, is_map: bool) -> str:
     if most == 0:
-        return "is nested too deeply for this field; use fewer levels"
-    return f"has {size} {'keys' if is_map else 'items'}; at most {most} are allowed"
+        return "nested too deeply for this field; use fewer levels"
+    return f"must have at most {most} {'keys' if is_map else 'items'}, not {size}"

@@ -95,9 +95,7 @@ class Warmup(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !has(self.batchSizes)",
-            message=(
-                "has no effect when mode is Disabled; remove batchSizes, or set mode to Enabled"
-            ),
+            message=("allowed only with mode Enabled; remove batchSizes, or set mode to Enabled"),
             holds=lambda w: w.mode is Switch.ENABLED or not w.batch_sizes,
             field="batchSizes",
         ),
@@ -148,7 +146,7 @@ class TensorRT(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.precision) && self.precision == 'INT8') == has(self.calibrationTable)",
-            message="is required for precision INT8 and not allowed otherwise",
+            message="required for precision INT8 and not allowed otherwise",
             holds=lambda t: (t.precision is Precision.INT8) == (t.calibration_table is not None),
             field="calibrationTable",
         ),
@@ -227,7 +225,7 @@ class TokenLengths(ApiModel):
                 " has(self.max))"
             ),
             message=(
-                "cannot be combined with lengths.min and lengths.max; remove"
+                "must not be combined with lengths.min and lengths.max; remove"
                 " profiles, or min and max"
             ),
             holds=lambda r: not r.profiles or (r.min is None and r.max is None),

@@ -47,7 +47,7 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
         return None, [_too_large(excess)]
     body = {key: _normalized(value) for key, value in read.items()}
     absent = [
-        Finding(key, "is required", code=FindingCode.REQUIRED)
+        Finding(key, "required", code=FindingCode.REQUIRED)
         for key in ("apiVersion", "kind")
         if key not in body
     ]
@@ -72,7 +72,7 @@ _SHOWN_PARTS = 4
 def _too_deep(path: tuple[int | str, ...]) -> Finding:
     return Finding(
         written(path[:_SHOWN_PARTS]),
-        f"is nested more than {MAX_DOCUMENT_DEPTH} levels deep in the document; use fewer levels",
+        f"nested more than {MAX_DOCUMENT_DEPTH} levels deep in the document; use fewer levels",
         code=FindingCode.TOO_LARGE,
     )
 

@@ -58,15 +58,15 @@ PATTERN_DESCRIPTIONS = {
         " for example image-decoder"
     ),
     BACKEND_PATTERN: (
-        "is not a valid backend name; use the name of the backend's folder in the server image"
-        " (lowercase letters, digits and '_'), for example dali or fil"
+        "is not a valid backend name; use the name of the backend's directory in the server "
+        "image (lowercase letters, digits and '_'), for example dali or fil"
     ),
     PATH_PATTERN: (
         "is not a path inside the source; it must not start with '/', for example onnx/model.onnx"
     ),
     FILE_NAME_PATTERN: (
-        "must be a file name without a folder, for example model_fp16.onnx; use path to select a"
-        " folder or file inside the source"
+        "must be a file name without a directory, for example model_fp16.onnx; use path to "
+        "select a directory or file in the source"
     ),
     SHA256_PATTERN: "is not a SHA-256 digest; use 64 lowercase hex digits, as printed by sha256sum",
     ENDPOINT_PATTERN: (
@@ -91,12 +91,12 @@ PATTERN_DESCRIPTIONS = {
         " nvidia.com/mig-1g.10gb"
     ),
     SIDE_PATH_PATTERN: (
-        "is not a relative path below the folder of model.py; use letters, digits, '_', '-' and '.'"
-        " separated by '/', for example data/labels.txt"
+        "is not a relative path below the directory of model.py; use letters, digits, '_', "
+        "'-' and '.' separated by '/', for example data/labels.txt"
     ),
     LIBRARY_PATTERN: (
-        "is not a relative path below the model's folder; use letters, digits, '_', '-' and '.'"
-        " separated by '/', for example 1/libvolume.so"
+        "is not a relative path below the model's directory; use letters, digits, '_', '-' "
+        "and '.' separated by '/', for example 1/libvolume.so"
     ),
     TABLE_PATTERN: (
         "is not a valid name of a file next to the model file; use letters, digits, '_', '-' and"

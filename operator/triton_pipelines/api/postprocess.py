@@ -150,13 +150,13 @@ class Postprocess(ApiModel):
                 "!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in"
                 " ['Softmax', 'Sigmoid']"
             ),
-            message="is allowed only with type Softmax or Sigmoid",
+            message="allowed only with type Softmax or Sigmoid",
             holds=lambda p: not p.labels or p.type in CLASSIFIERS,
             field="labels",
         ),
         FieldRule(
             cel="!has(self.topK) || has(self.labels) && self.topK <= size(self.labels)",
-            message="requires labels and must not exceed the number of labels",
+            message="allowed only with labels, and must not exceed the number of labels",
             holds=lambda p: p.top_k is None or p.top_k <= len(p.labels),
             field="topK",
         ),
@@ -165,20 +165,20 @@ class Postprocess(ApiModel):
                 "!has(self.normalize) || has(self.type) && self.type in ['MeanPooling',"
                 " 'FirstToken']"
             ),
-            message="is allowed only with type MeanPooling or FirstToken",
+            message="allowed only with type MeanPooling or FirstToken",
             holds=lambda p: p.normalize is None or p.type in POOLINGS,
             field="normalize",
         ),
         FieldRule(
             cel="!has(self.maskFrom) || has(self.type) && self.type == 'MeanPooling'",
-            message="is allowed only with type MeanPooling",
+            message="allowed only with type MeanPooling",
             holds=lambda p: p.mask_from is None or p.type is PostprocessType.MEAN_POOLING,
             field="maskFrom",
         ),
         FieldRule(
             cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
             message=(
-                "cannot be used with type None or Python; for type Python, set from on each input"
+                "not allowed with type None or Python; for type Python, set from on each input"
             ),
             holds=lambda p: (
                 p.from_ is None
@@ -188,13 +188,13 @@ class Postprocess(ApiModel):
         ),
         FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
-            message="is required for type Python and not allowed otherwise",
+            message="required for type Python and not allowed otherwise",
             holds=lambda p: (p.type is PostprocessType.PYTHON) == (p.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="is required for type Python; list each output tensor with dataType and dims",
+            message="required for type Python; list each output tensor with dataType and dims",
             holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),

@@ -227,7 +227,7 @@ class SequenceBatching(ApiModel):
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message="is required for strategy Oldest and not allowed for Direct",
+            message="required for strategy Oldest and not allowed for Direct",
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),
@@ -249,7 +249,7 @@ class SequenceBatching(ApiModel):
         ),
         FieldRule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
-            message="is allowed only with strategy Direct",
+            message="allowed only with strategy Direct",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None
             ),

@@ -101,7 +101,8 @@ class Gpu(ApiModel):
                 " (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')"
             ),
             message=(
-                "replaces count and resourceName, because the template defines both; remove them"
+                "must not be combined with count and resourceName, because the template defines "
+                "both; remove both"
             ),
             holds=lambda g: (
                 g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu")

@@ -132,14 +132,14 @@ class SourceSpec(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
-            message="is allowed only with an s3:// source; remove it",
+            message="allowed only with an s3:// source; remove region",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message=(
-                "is allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
+                "allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
                 " into the URI, or remove endpoint"
             ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
@@ -152,7 +152,7 @@ class SourceSpec(ApiModel):
             ),
             message=(
                 "secretRef, caRef and revision are not allowed for a mounted source "
-                "(configmap://, pvc://); remove them"
+                "(configmap://, pvc://); remove these fields"
             ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
@@ -212,7 +212,7 @@ class ModelSource(SourceSpec):
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
             message=(
-                "selects a file in a folder, but a configmap:// source is a single file; remove it"
+                "fileName requires a directory, but configmap:// is a single file; remove fileName"
             ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",

@@ -225,13 +225,13 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="(has(self.platform) && self.platform == 'python') == has(self.python)",
-            message="is required for platform python and not allowed for other platforms",
+            message="required for platform python and not allowed for other platforms",
             holds=lambda m: (m.platform is Platform.PYTHON) == (m.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.vllm) || has(self.platform) && self.platform == 'vllm'",
-            message="is allowed only with platform vllm",
+            message="allowed only with platform vllm",
             holds=lambda m: m.vllm is None or m.platform is Platform.VLLM,
             field="vllm",
         ),
@@ -240,7 +240,7 @@ class StepFields(ApiModel):
                 "has(self.outputs) && size(self.outputs) > 0 || has(self.platform) &&"
                 " self.platform == 'vllm'"
             ),
-            message="is required; list each output tensor with dataType and dims",
+            message="required; list each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
         ),
@@ -258,7 +258,9 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.dynamicBatching) && has(self.sequenceBatching))",
-            message="dynamicBatching and sequenceBatching cannot be combined; remove one of them",
+            message=(
+                "dynamicBatching and sequenceBatching cannot be combined; remove one of the two"
+            ),
             holds=lambda m: m.dynamic_batching is None or m.sequence_batching is None,
             field="sequenceBatching",
         ),
@@ -267,8 +269,7 @@ class StepFields(ApiModel):
             " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) &&"
             " self.dynamicBatching.mode == 'Disabled')",
             message=(
-                "requires dynamicBatching with mode Enabled and cannot be combined"
-                " with sequenceBatching"
+                "allowed only with dynamicBatching in mode Enabled, and not with sequenceBatching"
             ),
             holds=lambda m: (
                 m.batch_strategy is None
@@ -285,7 +286,7 @@ class StepFields(ApiModel):
                 " size(self.instances.profiles) > 0) || has(self.platform) && self.platform =="
                 " 'tensorrt_plan'"
             ),
-            message="is allowed only with platform tensorrt_plan",
+            message="allowed only with platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
@@ -308,7 +309,7 @@ class StepFields(ApiModel):
                 " > 0) || has(self.platform) && self.platform == 'tensorrt_plan'"
             ),
             message=(
-                "is allowed only with platform tensorrt_plan; use lengths.min and"
+                "allowed only with platform tensorrt_plan; use lengths.min and"
                 " lengths.max for other platforms"
             ),
             holds=lambda m: (
@@ -322,7 +323,7 @@ class StepFields(ApiModel):
                 " && self.platform == 'onnxruntime_onnx'"
             ),
             message=(
-                "is allowed only with platform onnxruntime_onnx, because it"
+                "allowed only with platform onnxruntime_onnx, because it"
                 " configures TensorRT in the ONNX Runtime backend"
             ),
             holds=lambda m: (

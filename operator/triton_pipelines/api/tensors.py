@@ -149,8 +149,8 @@ class InputTensor(OutputTensor):
         FieldRule(
             cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
             message=(
-                "ragged and reshape cannot be combined, because the rows of a ragged input have no"
-                " common shape; remove one of them"
+                "ragged and reshape cannot be combined, because the rows of a ragged input "
+                "have no common shape; remove one of the two"
             ),
             holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),
             field="ragged",

@@ -88,7 +88,9 @@ class TokenizerInputs(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message="requires textPair; set textPair to the tokenizer's name for that input",
+            message=(
+                "allowed only with textPair; set textPair to the tokenizer's name for this input"
+            ),
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
@@ -297,25 +299,25 @@ class Tokenizer(ApiModel):
                 "!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) &&"
                 " self.padding == 'Bucketed'"
             ),
-            message="is allowed only with padding Bucketed",
+            message="allowed only with padding Bucketed",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
         ),
         FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
-            message="is required for type Python and not allowed otherwise",
+            message="required for type Python and not allowed otherwise",
             holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.implementation) || !has(self.python)",
-            message="is allowed only with type HuggingFace; type Python runs custom code",
+            message="allowed only with type HuggingFace; type Python runs custom code",
             holds=lambda t: t.implementation is None or t.python is None,
             field="implementation",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="is required for type Python; list each output tensor",
+            message="required for type Python; list each output tensor",
             holds=lambda t: t.python is None or bool(t.outputs),
             field="outputs",
         ),

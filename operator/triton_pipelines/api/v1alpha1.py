@@ -172,7 +172,9 @@ class PipelineSpec(ApiModel):
                 "!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName !="
                 " self.model.modelName"
             ),
-            message="tokenizer.modelName and model.modelName must be different; change one of them",
+            message=(
+                "tokenizer.modelName and model.modelName must be different; change one of the two"
+            ),
             holds=lambda s: (
                 s.tokenizer is None
                 or s.model is None
@@ -211,7 +213,9 @@ class PipelineSpec(ApiModel):
                 "!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s,"
                 " self.auxiliaryModels.all(a, a.name != s.name))"
             ),
-            message="a step and an auxiliary model must not have the same name; rename one of them",
+            message=(
+                "a step and an auxiliary model must not have the same name; rename one of the two"
+            ),
             holds=lambda s: (
                 not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
             ),
@@ -224,8 +228,8 @@ class PipelineSpec(ApiModel):
                 " self.auxiliaryModels.exists(a, a.name == r.name)))"
             ),
             message=(
-                "a repeated step must not have the name of a step or auxiliary model; rename one"
-                " of them"
+                "a repeated step must not have the name of a step or auxiliary model; "
+                "choose another name"
             ),
             holds=lambda s: (
                 not {step.name for step in s.repeated_steps}
@@ -239,8 +243,8 @@ class PipelineSpec(ApiModel):
                 " !has(self.ensemble) || !has(self.ensemble.entryPoint)"
             ),
             message=(
-                "cannot be combined with ensemble.entryPoint, because custom code"
-                " then calls the models; remove one of them"
+                "must not be combined with ensemble.entryPoint, because custom code then "
+                "calls the models; remove one of the two"
             ),
             holds=lambda s: not s.repeated_steps or s.ensemble.entry_point is None,
             field="repeatedSteps",

@@ -1,4 +1,4 @@
-"""Counts and enumerations in messages."""
+"""Counts, enumerations and numbered lists in messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 _SHOULD: Final = re.compile(r"^(?:Input|String|Tuple|List|Dictionary) should ")
 _PYDANTIC: Final = {
     "Extra inputs are not permitted": "unknown field",
-    "Field required": "is required",
+    "Field required": "required",
 }
 
 
@@ -34,3 +34,10 @@ def validation_message(message: str) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return an enumeration: ``a``, ``a and b``, ``a, b and c``; empty for no words."""
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def numbered(texts: Sequence[str]) -> str:
+    """Return the texts as ``(1) a; (2) b``; a single text without its number."""
+    if len(texts) == 1:
+        return texts[0]
+    return "; ".join(f"({index}) {text}" for index, text in enumerate(texts, 1))

@@ -174,8 +174,8 @@ class OperatorConfig(BaseModel):
         for name in value:
             if not _DNS_LABEL.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not a namespace name; patterns are not supported, because "
-                    "each namespace needs its own role"
+                    f"{name!r} is not a namespace name; list each namespace, because "
+                    "wildcards are not supported"
                 )
         return tuple(dict.fromkeys(value))
 
@@ -184,7 +184,10 @@ class OperatorConfig(BaseModel):
     def _peers_are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name != EVERYONE and not _DNS_LABEL.fullmatch(name):
-                raise ValueError(f"{name!r} is neither a namespace name nor {EVERYONE}")
+                raise ValueError(
+                    f"{name!r} is not a namespace name; use a namespace name, or {EVERYONE} "
+                    "for all namespaces"
+                )
         return tuple(dict.fromkeys(value))
 
     @field_validator("default_service_account", "impersonated_service_accounts")
@@ -193,8 +196,8 @@ class OperatorConfig(BaseModel):
         for name in (value,) if isinstance(value, str) else value:
             if name and not _DNS_SUBDOMAIN.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not the name of a service account; patterns are not "
-                    "supported, because the operator's roles list each name"
+                    f"{name!r} is not the name of a service account; list each name, "
+                    "because wildcards are not supported"
                 )
         return value
 
@@ -204,7 +207,7 @@ class OperatorConfig(BaseModel):
         known = {DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **DEFAULT_FAMILY_IMAGES}
         if unknown := sorted(value.keys() - known.keys()):
             raise ValueError(
-                f"{', '.join(unknown)}: unknown image family; use one of: {', '.join(known)}"
+                f"image family {', '.join(unknown)} is unknown; use one of: {', '.join(known)}"
             )
         return MappingProxyType({**known, **value})
 
@@ -213,8 +216,8 @@ class OperatorConfig(BaseModel):
     def _platforms_can_be_substituted(cls, value: frozenset[str]) -> frozenset[str]:
         if unknown := sorted(value - SUBSTITUTABLE):
             raise ValueError(
-                f"{', '.join(unknown)}: not supported by the CPU fallback backend; use one of: "
-                f"{', '.join(sorted(SUBSTITUTABLE))}"
+                f"the CPU fallback backend does not support {', '.join(unknown)}; use one "
+                f"of: {', '.join(sorted(SUBSTITUTABLE))}"
             )
         return value
 
@@ -229,7 +232,7 @@ class OperatorConfig(BaseModel):
     def _objects_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := sorted(set(value) - {*MONITORING, "none"}):
             raise ValueError(
-                f"{', '.join(unknown)}: unknown object; use {', '.join(MONITORING)} or none"
+                f"object {', '.join(unknown)} is unknown; use {', '.join(MONITORING)} or none"
             )
         return tuple(one for one in value if one != "none")
 
@@ -244,18 +247,15 @@ class OperatorConfig(BaseModel):
     def _one_way_to_metrics(self) -> OperatorConfig:
         if self.metrics_connections is not None and self.prometheus_url is not None:
             raise ValueError(
-                "metrics_connections and prometheus_url are both set; set only one, "
-                "because the URL is equivalent to a file with the connection default"
+                "metrics_connections and prometheus_url cannot be combined; set only one of "
+                "these options"
             )
         return self
 
     @model_validator(mode="after")
     def _tokens_are_encrypted(self) -> OperatorConfig:
         if self.metrics_authentication == "token" and self.metrics_tls_folder is None:
-            raise ValueError(
-                "metrics_authentication token requires metrics_tls_folder, because tokens "
-                "must not be sent unencrypted"
-            )
+            raise ValueError("metrics_authentication token requires TLS; set metrics_tls_folder")
         return self
 
     @model_validator(mode="after")

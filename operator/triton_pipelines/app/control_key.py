@@ -66,12 +66,12 @@ def read_key_file(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ControlKeyError(
-            f"operator key file {path} cannot be read: {error.strerror}"
+            f"operator key file {path} cannot be read ({error.strerror}); check the mounted Secret"
         ) from error
     if key and len(key) < KEY_BYTES:
         raise ControlKeyError(
             f"operator key file {path} contains {len(key)} bytes, but at least {KEY_BYTES} "
-            "are required"
+            "bytes are required; delete the Secret to create a new key"
         )
     return key or None
 
@@ -132,8 +132,7 @@ async def load_or_create(
     raise ControlKeyError(
         f"Secret {namespace}/{secret} exists, but {path} did not appear within "
         f"{wait_seconds:g} s. Mount the Secret there (an optional Secret volume with the "
-        f"key {path.name!r}), or delete the Secret. The operator then creates a new key, "
-        "which changes the control key of every pipeline"
+        f"key {path.name!r}), or delete the Secret to create a new operator key"
     )
 
 

@@ -27,7 +27,7 @@ def _pairs(value: Any) -> Any:
     for part in parts:
         left, found, right = str(part).partition("=")
         if not found or not left or not right:
-            raise ValueError(f"{part!r} does not have the form NAME=VALUE")
+            raise ValueError(f"{part!r} must have the form NAME=VALUE")
         pairs[left] = right
     return pairs
 

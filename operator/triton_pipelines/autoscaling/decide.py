@@ -126,7 +126,8 @@ def _decide_from_samples(
     decisions = tuple(item.decision for item in outcomes)
     found = verdicts.pipeline_verdict(item.verdict for item in decisions)
     notes = (
-        trusted.problem and f"MetricsPartial: {trusted.problem}; instance counts do not decrease",
+        trusted.problem
+        and f"MetricsPartial: {trusted.problem}, so instance counts are not reduced",
         verdicts.gpu_note(context.gpu, limits),
         *sample.notes,
     )
@@ -308,8 +309,8 @@ def _outage_step(
     reason = f"{failure.problem}: {failure.message}"
     if count > present.count:
         reason = (
-            f"{failure.problem} for {outage_seconds:.0f} s: increased to {count}"
-            f" ({situation.limits.law.fallback}); {failure.message}"
+            f"{failure.problem} for {outage_seconds:.0f} s: the count was increased to "
+            f"{count} ({situation.limits.law.fallback}); {failure.message}"
         )
     figures = StepFigures(service=present.state.service, cap=present.state.cap or 0)
     decision = StepDecision(step.name, count, Verdict.UNKNOWN, reason, figures)

@@ -220,7 +220,7 @@ def _is_growth_held(item: StepDecision, decision: ScalingDecision) -> bool:
 def _reason(count: int, state: PodCountState, bounds: StepLimits, demand: int, why: str) -> str:
     before = state.scale.desired
     if not bounds.low <= before <= bounds.high:
-        return f"scaling.pods allows {bounds.low} to {bounds.high}"
+        return f"spec.scaling.pods allows {bounds.low} to {bounds.high}"
     if count > before:
         return f"{why}; the load needs {demand} pods"
     needed = counted(count, "pod was", "pods were")
@@ -233,7 +233,7 @@ def _limitation(
     if demand <= count:
         return None
     if count >= bounds.high:
-        limit = f"scaling.pods.max limits the number to {count} ({why})"
+        limit = f"spec.scaling.pods.max limits the number of pods to {count} ({why})"
     else:
         limit = blocked or "waiting for the pods that are being added"
     return Limitation(PODS, f"the load needs {demand} pods; {limit}")

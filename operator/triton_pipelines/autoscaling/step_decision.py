@@ -374,7 +374,7 @@ def _must_free_memory(
 def _memory_text(context: DecisionContext) -> str:
     used = (context.cpu.memory_bytes or 0.0) / 2**20
     limit = (context.limits.memory_limit or 0.0) / 2**20
-    return f"{used:.0f} of {limit:.0f} MiB of memory are used, so one instance is removed"
+    return f"{used:.0f} of {limit:.0f} MiB of memory is used, so one instance is removed"
 
 
 def _figures(item: StepObservation, demand: StepDemand, cap: GrowthCap) -> StepFigures:

@@ -21,7 +21,7 @@ class VerdictAdvice:
 
 _MORE_INSTANCES: Final = (
     "The operator adds instances up to the step's instances.max. If the count has reached "
-    "instances.max, raise it."
+    "instances.max, raise instances.max."
 )
 _GROWTH_HELD: Final = (
     "If the last increase did not raise throughput, check what the step waits for: CPU, "
@@ -43,10 +43,10 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         ),
     ),
     Verdict.CPU_BOUND: VerdictAdvice(
-        "A CPU step is the bottleneck, and the pod has no CPU for another instance.",
+        "A CPU step is the bottleneck, and the pod has no CPU left for another instance.",
         (
-            "Raise the limit that the reason states: spec.server.resources.limits.cpu or the step's"
-            " instances.max.",
+            "Raise the limit that the reason names: spec.server.resources.limits.cpu or the "
+            "step's instances.max.",
             (
                 "Lower the step's resourcesPerInstance.cpu if an instance uses less than it is "
                 "granted."
@@ -87,8 +87,8 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
     Verdict.OVERPROVISIONED: VerdictAdvice(
         "There is none: more instances are running than the load needs.",
         (
-            "The operator removes them once they have not been needed for"
-            " scaleDown.stabilizationSeconds.",
+            "The operator removes instances that were not needed for "
+            "scaleDown.stabilizationSeconds.",
         ),
     ),
     Verdict.IDLE: VerdictAdvice("There is none: no requests arrive."),
@@ -104,8 +104,8 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         ),
     ),
     Verdict.BATCHING_INEFFECTIVE: VerdictAdvice(
-        "The GPU step runs requests one at a time although several are queued, because Triton "
-        "cannot batch them.",
+        "The GPU step runs requests one at a time although multiple requests are queued, "
+        "because Triton cannot batch them.",
         (
             "Use a padding mode that gives all requests the same shape: set "
             "spec.tokenizer.padding to Bucketed or Fixed, or to Ragged with a model that supports "
@@ -115,6 +115,6 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
     ),
     Verdict.UNKNOWN: VerdictAdvice(
         "Unknown: there are no usable metrics, no pod is ready, or no request has completed yet.",
-        ("The condition MetricsAvailable states what is missing and what to check.",),
+        ("For what is missing and what to check, see the condition MetricsAvailable.",),
     ),
 }

@@ -173,11 +173,11 @@ def _addition(
 ) -> str:
     """Return what the text says in addition to the load."""
     if cause is VerdictCause.THROTTLED:
-        return "the container is throttled by its CPU limit"
+        return "the container is throttled at its CPU limit"
     if cause is VerdictCause.OTHER_THREADS:
         return (
-            f"other threads in the pod use {cpu.other:.1f} cores; check the thread counts of other"
-            " steps (intra_op, OMP, RAYON)"
+            f"other threads in the pod use {cpu.other:.1f} cores; check the thread counts "
+            "of other steps (intra_op_thread_count, OMP_NUM_THREADS, RAYON_NUM_THREADS)"
         )
     if cause is VerdictCause.GROWTH_LIMITED:
         return f"there is no room for another instance, because {inputs.cap.text}"
@@ -198,9 +198,9 @@ def _requests(pending: float) -> str:
 
 def _no_progress_text(inputs: VerdictInputs) -> str:
     return (
-        f"{_requests(inputs.pending)} queued for {inputs.step.name}, but none has completed for "
-        f"{inputs.stalled_seconds:.0f} s; its instances might have died, and only a new pod or "
-        "a full reload can replace them"
+        f"{_requests(inputs.pending)} queued for step '{inputs.step.name}', but none has "
+        f"completed for {inputs.stalled_seconds:.0f} s; the instances might have died; "
+        "check the pod's log"
     )
 
 
@@ -210,7 +210,9 @@ def _idle_text(inputs: VerdictInputs) -> str:
 
 
 def _unknown_text(inputs: VerdictInputs) -> str:
-    return f"{inputs.step.name} has not completed a request yet, so its service time is unknown"
+    return (
+        f"step '{inputs.step.name}' has not completed a request yet, so its service time is unknown"
+    )
 
 
 _TEXTS_WITHOUT_LOAD: Final[Mapping[Verdict, Callable[[VerdictInputs], str]]] = {
@@ -223,17 +225,17 @@ _TEXTS_WITHOUT_LOAD: Final[Mapping[Verdict, Callable[[VerdictInputs], str]]] = {
 def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
     name = inputs.step.name
     return (
-        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for {gpu.model} and "
-        f"{inputs.pending:.0f} for {name}, so more {name} instances would not help"
+        f"{_gpu_text(gpu)}; {_requests(gpu.pending)} queued for step '{gpu.model}' and "
+        f"{inputs.pending:.0f} for step '{name}', so more {name} instances would not help"
     )
 
 
 def _unbatched_text(gpu: GpuSignal) -> str:
     return (
-        f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while "
+        f"step '{gpu.unbatched}' runs {gpu.batch:.2f} requests per execution while "
         f"{counted(round(gpu.pending), 'request is', 'requests are')} queued, because their "
-        "shapes differ or dynamic batching is disabled; check spec.tokenizer.padding and the "
-        "step's dynamicBatching"
+        "shapes differ or dynamic batching is disabled; check spec.tokenizer.padding and "
+        "the step's dynamicBatching"
     )
 
 
@@ -265,18 +267,21 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
     if limits.on_cpu.issuperset(limits.gpu_steps):
         return ""
     if gpu.utilization is None:
-        return "GPUMetricsUnavailable: the GPU step's busy time and queue are used instead"
+        return (
+            "GPUMetricsUnavailable: without GPU metrics, the busy time and the queue of the "
+            "GPU step are used"
+        )
     if gpu.busy is None or gpu.on_cpu:
         return ""
     if gpu.utilization >= _HIGH and gpu.busy < _LOW:
         return (
-            f"the GPU is at least {_HIGH:.0%} utilized, but {gpu.model} is less than {_LOW:.0%} "
-            "busy, so another process uses the GPU, too"
+            f"the GPU is at least {_HIGH:.0%} utilized, but step '{gpu.model}' is less than "
+            f"{_LOW:.0%} busy, so another process is probably using the GPU"
         )
     if gpu.busy >= _HIGH and gpu.utilization < _LOW:
         return (
-            f"{gpu.model} is at least {_HIGH:.0%} busy, but the GPU is less than {_LOW:.0%} "
-            "utilized, so the step spends its time running code on the CPU"
+            f"step '{gpu.model}' is at least {_HIGH:.0%} busy, but the GPU is less than "
+            f"{_LOW:.0%} utilized, so the step probably spends its time in CPU code"
         )
     return ""
 
@@ -284,7 +289,7 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
 def _load_text(inputs: VerdictInputs, law: ControlLaw) -> str:
     demand, name = inputs.demand, inputs.step.name
     if demand.service is None:
-        return f"{_requests(inputs.pending)} queued for {name}"
+        return f"{_requests(inputs.pending)} queued for step '{name}'"
     instances = inputs.count * inputs.pods
     count = counted(instances, f"{name} instance is", f"{name} instances are")
     return (
@@ -304,9 +309,9 @@ def _number(value: float) -> str:
 
 def _gpu_text(gpu: GpuSignal) -> str:
     own = (
-        f"{gpu.model} is {gpu.busy:.0%} busy"
+        f"step '{gpu.model}' is {gpu.busy:.0%} busy"
         if gpu.busy is not None
-        else f"the busy time of {gpu.model} is unknown"
+        else f"the busy time of step '{gpu.model}' is unknown"
     )
     if gpu.on_cpu:
         return f"{own} on the CPU"

@@ -67,7 +67,8 @@ def concurrencies(text: str) -> list[int]:
     values = _values(text, "--concurrency")
     if any(value != int(value) for value in values) or values[-1] > MOST_CONCURRENCY:
         raise CommandError(
-            f"--concurrency {text}: use integers up to {MOST_CONCURRENCY}", EXIT_USAGE
+            (f"--concurrency {text}: the values must be integers from 1 to {MOST_CONCURRENCY}"),
+            EXIT_USAGE,
         )
     return [int(value) for value in values]
 
@@ -93,7 +94,10 @@ def _values(text: str, option: str) -> list[float]:
         numbers = [_number(part, option, text) for part in text.split(":")]
         if len(numbers) > 3 or numbers[1] < numbers[0]:
             raise CommandError(
-                f"{option} {text}: is not a list or range; use N, N,N,… or FIRST:LAST[:STEP]",
+                (
+                    f"{option} {text}: the value must be a list or range; use N, N,N,… or "
+                    "FIRST:LAST[:STEP]"
+                ),
                 EXIT_USAGE,
             )
         values = _powers(*numbers) if len(numbers) == 2 else _steps(numbers, option, text)
@@ -130,9 +134,13 @@ def build_requests(
         CommandError: names the option or file.
     """
     if rows > 1 and not model.batched:
-        raise CommandError(f"--rows {rows}: the model does not batch; omit --rows", EXIT_USAGE)
+        raise CommandError(
+            f"--rows {rows}: the model does not support batching; omit --rows", EXIT_USAGE
+        )
     if file is not None and lengths is not None:
-        raise CommandError("--texts and --lengths cannot be combined; omit one of them", EXIT_USAGE)
+        raise CommandError(
+            "--texts and --lengths cannot be combined; omit one of the two", EXIT_USAGE
+        )
     content = None if file is None else _read(file)
     if file is not None and content is not None and is_perf_analyzer(content):
         try:
@@ -153,7 +161,9 @@ def build_requests(
     first = request_arrays(model, groups[0], groups[0] if len(free) > 1 else (), values, files)
     if len(free) > 2:
         names = ", ".join(item.name for item in free[2:])
-        raise CommandError(f"no value for {names}; set it with --input NAME=TEXT", EXIT_USAGE)
+        raise CommandError(
+            f"no value for {names}; set the value with --input NAME=TEXT", EXIT_USAGE
+        )
     if not free:
         rows = max((len(array) for array in first.values()), default=1) if model.batched else 1
     return BenchRequests(
@@ -201,15 +211,19 @@ def _of_perf_analyzer(
     known = {item.name: item for item in model.inputs}
     if unknown := [name for name in entries[0] if name not in known]:
         raise CommandError(
-            f"--texts {file}: {', '.join(unknown)}: not an input of the model; its inputs are "
-            f"{', '.join(known)}",
+            f"--texts {file}: the model has no input {', '.join(map(repr, unknown))}; its "
+            f"inputs are {', '.join(known)}",
             EXIT_USAGE,
         )
     if missing := [
         item.name for item in model.inputs if item.name not in entries[0] and not item.optional
     ]:
         raise CommandError(
-            f"--texts {file}: values are missing for {', '.join(missing)}", EXIT_USAGE
+            (
+                f"--texts {file}: values are missing for {', '.join(missing)}; add the "
+                "values to each entry"
+            ),
+            EXIT_USAGE,
         )
     single = [
         {
@@ -270,18 +284,18 @@ def _array(info: TensorMetadata, tensor: InputValue, batched: bool, place: str) 
         result: Array = flat.reshape((1, *shape) if batched else shape)
         return result
     except (ValueError, OverflowError, InferenceServerException, TypeError) as error:
-        raise CommandError(f"{place}: does not match {info}: {error}", EXIT_USAGE) from error
+        raise CommandError(
+            f"{place}: the value does not match {info}: {error}", EXIT_USAGE
+        ) from error
 
 
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise CommandError(
-            f"--texts {file}: cannot be read: {error.strerror}", EXIT_USAGE
-        ) from error
+        raise CommandError(f"--texts: cannot read {file}: {error.strerror}", EXIT_USAGE) from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"--texts {file}: is not UTF-8 text: {error}", EXIT_USAGE) from error
+        raise CommandError(f"--texts {file}: the file is not UTF-8: {error}", EXIT_USAGE) from error
 
 
 def _number(part: str, option: str, text: str) -> float:

@@ -89,8 +89,10 @@ def check_options(given: Mapping[str, str]) -> None:
     """
     for name, option in given.items():
         if name not in CARRIED:
-            instead = _INSTEAD.get(name, "omit it, or measure on this machine or with --server")
+            instead = _INSTEAD.get(
+                name, "omit this option, or measure on this machine or with --server"
+            )
             raise CommandError(
-                f"{option}: not supported with --in-cluster; {instead}",
+                f"{option} is not supported with --in-cluster; {instead}",
                 EXIT_USAGE,
             )

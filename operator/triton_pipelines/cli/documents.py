@@ -109,7 +109,10 @@ def load_yaml(path: Path) -> list[Any]:
             item for item in yaml.load_all(text, Loader=_KubectlLoader) if item is not None
         ]
         if expanded_size(documents, MAX_VALUES) > MAX_VALUES:
-            raise CommandError(f"{name}: contains more than {MAX_VALUES} values", EXIT_USAGE)
+            raise CommandError(
+                f"{name}: the file contains more than {MAX_VALUES} values; split the file",
+                EXIT_USAGE,
+            )
         json.dumps(documents, default=str)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -121,14 +124,14 @@ def load_yaml(path: Path) -> list[Any]:
         ) from error
     except RecursionError as error:
         raise CommandError(
-            f"{name}: is nested too deeply, or an alias (*name) refers to a value that contains "
-            "it; write the value instead of the alias",
+            f"{name}: the YAML is nested too deeply, or an alias (*name) is part of the "
+            "value that it refers to; replace the alias with the value",
             EXIT_USAGE,
         ) from error
     except (TypeError, ValueError) as error:
         # Valid in YAML but not in JSON, which the API server speaks: a date as a key, or a mapping
         # that contains itself.
-        raise CommandError(f"{name}: is not a valid resource: {error}", EXIT_USAGE) from error
+        raise CommandError(f"{name}: the resource is not valid: {error}", EXIT_USAGE) from error
     return documents
 
 
@@ -142,15 +145,24 @@ def _read_text(path: Path) -> str:
                 content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise CommandError(
-                f"{name}: is larger than {MAX_FILE_BYTES // 2**20} MiB; split the file", EXIT_USAGE
+                (f"{name}: the file is larger than {MAX_FILE_BYTES // 2**20} MiB; split the file"),
+                EXIT_USAGE,
             )
         return content.decode()
     except IsADirectoryError as error:
-        raise CommandError(f"{name}: is a folder; specify the files in it", EXIT_USAGE) from error
+        raise CommandError(
+            f"{name}: the path is a directory; specify the files", EXIT_USAGE
+        ) from error
     except OSError as error:
-        raise CommandError(f"{name}: cannot be read: {error.strerror}", EXIT_USAGE) from error
+        raise CommandError(f"cannot read {name}: {error.strerror}", EXIT_USAGE) from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"{name}: is not UTF-8 text (byte {error.start})", EXIT_USAGE) from error
+        raise CommandError(
+            (
+                f"{name}: the file is not UTF-8 (invalid byte at position {error.start}); save "
+                "the file as UTF-8"
+            ),
+            EXIT_USAGE,
+        ) from error
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
@@ -200,8 +212,8 @@ def read_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{display_name(path)} ({name or 'no name'})", document
     if not found:
         raise CommandError(
-            f"{display_name(path)}: contains no {names.KIND} (apiVersion {names.API_VERSION}):"
-            f" {_describe_contents(documents)}",
+            f"{display_name(path)}: no {names.KIND} (apiVersion {names.API_VERSION}) found: "
+            f"{_describe_contents(documents)}",
             EXIT_USAGE,
         )
 
@@ -216,7 +228,7 @@ def _describe_contents(documents: list[Any]) -> str:
     named = list(dict.fromkeys(str(kind) for kind in kinds if kind))
     if not named:
         return f"kind is missing; add kind: {names.KIND}"
-    return f"found kind {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
+    return f"the file contains kind {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
 
 
 def _flatten_lists(documents: list[Any]) -> Iterator[Any]:
@@ -280,8 +292,8 @@ def load_document(path: Path) -> tuple[str, dict[str, Any]]:
     found = list(read_documents(path))
     if len(found) > 1:
         raise CommandError(
-            f"{display_name(path)}: contains {len(found)} pipelines, but this command "
-            "accepts only one",
+            f"{display_name(path)}: the file contains {len(found)} pipelines, but this "
+            "command accepts only one; move the pipeline to a separate file",
             EXIT_USAGE,
         )
     return found[0]

@@ -42,14 +42,14 @@ def read_text(path: Path, option: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{option}: {path}: cannot be read: {error}", EXIT_USAGE) from error
+        raise CommandError(f"{option}: cannot read {path}: {error}", EXIT_USAGE) from error
 
 
 def _graph(path: Path, name: str) -> OnnxFile:
     try:
         return read_onnx(path)
     except OSError as error:
-        raise CommandError(f"{name}: cannot be read: {error.strerror}", EXIT_USAGE) from error
+        raise CommandError(f"cannot read {name}: {error.strerror}", EXIT_USAGE) from error
     except ValueError as error:
         raise CommandError(f"{name}: {error}", EXIT_USAGE) from error
 
@@ -117,13 +117,16 @@ def _tokenizer_source(path: Path, prefix: str) -> tuple[dict[str, Any], Path]:
             )
             return located(prefix, ""), path
         problem = (
-            f"contains neither {model_facts.TOKENIZER}"
-            f" nor {tokenizers.VOCABULARY} with {model_facts.TOKENIZER_CONFIG}"
+            f"the directory contains neither {model_facts.TOKENIZER} nor "
+            f"{tokenizers.VOCABULARY} with {model_facts.TOKENIZER_CONFIG}"
             if path.is_dir()
             else "file does not exist"
         )
         raise CommandError(
-            f"--tokenizer: {path}: {problem}; create it with save_pretrained of a fast tokenizer",
+            (
+                f"--tokenizer: {path}: {problem}; create the file with save_pretrained of a "
+                "fast tokenizer"
+            ),
             EXIT_USAGE,
         )
     _check_tokenizer(file, f"--tokenizer: {file}")
@@ -134,7 +137,9 @@ def _check_tokenizer(file: Path, name: str) -> None:
     try:
         tokenizers.check(file)
     except (OSError, ValueError) as error:
-        raise CommandError(f"{name}: cannot be used: {error}", EXIT_USAGE) from error
+        raise CommandError(
+            f"{name}: the file is not a valid tokenizer: {error}", EXIT_USAGE
+        ) from error
 
 
 def _check_convertible(files: dict[str, Path], name: str) -> None:
@@ -142,8 +147,8 @@ def _check_convertible(files: dict[str, Path], name: str) -> None:
     there = {key: path for key, path in files.items() if path.is_file()}
     if model_facts.TOKENIZER_CONFIG not in there:
         raise CommandError(
-            f"{name}: {tokenizers.VOCABULARY} requires {model_facts.TOKENIZER_CONFIG} in the same"
-            " folder; add it",
+            f"{name}: {tokenizers.VOCABULARY} requires {model_facts.TOKENIZER_CONFIG} in "
+            f"the same directory; add {model_facts.TOKENIZER_CONFIG}",
             EXIT_USAGE,
         )
     try:
@@ -166,7 +171,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path}: is not valid JSON: {error}", EXIT_USAGE) from error
+        raise CommandError(f"{path}: invalid JSON: {error}", EXIT_USAGE) from error
 
 
 def hub_inputs(
@@ -182,8 +187,8 @@ def hub_inputs(
     """
     if tokenizer is not None:
         raise CommandError(
-            "--tokenizer is allowed only with --onnx, because a repository already has a"
-            " tokenizer; omit it",
+            "--tokenizer is allowed only with --onnx, because a repository already has a "
+            "tokenizer; omit --tokenizer",
             EXIT_USAGE,
         )
     rules_map = parse_source_map(rules)
@@ -264,8 +269,8 @@ def _graph_path(uri: str, names: tuple[str, ...], chosen: str | None) -> str:
     if chosen is not None:
         if chosen not in names:
             raise CommandError(
-                f"--onnx-path: {uri} has no file {chosen};"
-                f" its ONNX files: {', '.join(graphs) or 'none'}",
+                f"--onnx-path: {uri} has no file {chosen!r}; its ONNX files are "
+                f"{', '.join(graphs) or 'none'}",
                 EXIT_USAGE,
             )
         return chosen
@@ -274,11 +279,14 @@ def _graph_path(uri: str, names: tuple[str, ...], chosen: str | None) -> str:
         return common or graphs[0]
     if not graphs:
         raise CommandError(
-            f"{uri}: contains no ONNX file; export the model (optimum-cli export onnx), and use"
-            " --onnx",
+            f"{uri}: the repository contains no ONNX file; export the model (optimum-cli "
+            "export onnx), and use --onnx",
             EXIT_USAGE,
         )
     raise CommandError(
-        f"{uri}: contains several ONNX files; choose one with --onnx-path: {', '.join(graphs)}",
+        (
+            f"{uri}: the repository contains multiple ONNX files; choose one with "
+            f"--onnx-path: {', '.join(graphs)}"
+        ),
         EXIT_USAGE,
     )

@@ -103,7 +103,7 @@ def explanation(pipeline: Mapping[str, Any]) -> list[str]:
 
 def _heading(state: Mapping[str, Any]) -> str:
     at = state.get("figuresTime")
-    return f"Numbers of {at}:" if at else "Numbers:"
+    return f"Values from {at}:" if at else "Values:"
 
 
 def _step_lines(pipeline: Mapping[str, Any]) -> Iterator[str]:

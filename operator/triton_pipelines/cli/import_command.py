@@ -33,7 +33,9 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Ensemble or model that clients call, if the repository contains several.",
+            help=(
+                "Ensemble or model that clients call, if the repository contains multiple models."
+            ),
         ),
     ] = None
     """``None``: the only one."""
@@ -41,8 +43,8 @@ class ImportOptions:
         str | None,
         typer.Option(
             metavar="URI",
-            help="Address to which the folder will be copied, such as s3://models/repository. "
-            "Default: a placeholder.",
+            help="Address to which the directory will be copied, such as "
+            "s3://models/repository. Default: a placeholder.",
         ),
     ] = None
     """``None``: a placeholder."""
@@ -94,8 +96,8 @@ class ImportOptions:
             )
         if self.image is not None and server_version(None, self.image) is None:
             raise CommandError(
-                f"--image: the tag of {self.image} does not contain a Triton release; use one that"
-                " does, for example nvcr.io/nvidia/tritonserver:24.10-py3",
+                f"--image: the tag of {self.image} does not contain a Triton release; use a "
+                "tag such as nvcr.io/nvidia/tritonserver:24.10-py3",
                 EXIT_USAGE,
             )
 
@@ -117,7 +119,7 @@ def import_repository(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", help="The model repository: a folder with one folder per model."
+            metavar="FOLDER", help="The model repository, with one directory per model."
         ),
     ],
     options: ImportOptions,
@@ -177,7 +179,7 @@ def _import(folder: Path, options: ImportOptions) -> tuple[ResourceDraft, Import
         ) from error
     except OSError as error:
         raise CommandError(
-            f"{error.filename or folder}: cannot be read: {error.strerror}", EXIT_USAGE
+            f"cannot read {error.filename or folder}: {error.strerror}", EXIT_USAGE
         ) from error
 
 
@@ -186,4 +188,4 @@ def _error_message(folder: Path, error: ModelRepositoryError) -> str:
     first, *others = str(error).split("\n")
     if not others:
         return f"{folder}: {first}"
-    return "\n  ".join((f"{folder}: cannot be imported:", first, *others))
+    return "\n  ".join((f"{folder}: the repository cannot be imported:", first, *others))

@@ -207,7 +207,7 @@ def model_url(target: str, server: str) -> str:
         found = _MODEL.match(parts.path)
         if found is None:
             raise CommandError(
-                f"{target}: does not name a model; use"
+                f"{target} is not the URL of a model; use"
                 f" {parts.scheme}://{parts.netloc}/v2/models/MODEL",
                 EXIT_USAGE,
             )
@@ -251,7 +251,7 @@ def _check_encoding(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise CommandError(
-            f"{text.encode(errors='replace')[:40]!r}: is not UTF-8 text", EXIT_USAGE
+            f"text {text.encode(errors='replace')[:40]!r} is not UTF-8", EXIT_USAGE
         ) from error
 
 

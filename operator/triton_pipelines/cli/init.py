@@ -49,8 +49,8 @@ class DraftOptions:
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="tokenizer.json, or a folder with it"
-            " (or with vocab.txt and tokenizer_config.json).",
+            help="tokenizer.json, or a directory with it (or with vocab.txt and "
+            "tokenizer_config.json).",
         ),
     ] = None
     """``None``: next to the model."""
@@ -99,7 +99,7 @@ class DraftOptions:
         str | None,
         typer.Option(
             metavar="URI",
-            help="Address of the folder where the files will be stored, such as "
+            help="Address of the directory where the files will be stored, such as "
             "s3://models/topics. Default: a placeholder.",
         ),
     ] = None
@@ -170,7 +170,10 @@ def _check_options(repository: str | None, files: DraftOptions) -> None:
         )
     if files.postprocess is not None and files.postprocess not in POSTPROCESS_TYPES:
         raise CommandError(
-            f"--postprocess: {files.postprocess!r} is not one of {', '.join(POSTPROCESS_TYPES)}",
+            (
+                f"--postprocess: {files.postprocess!r} is not allowed; use one of: "
+                f"{', '.join(POSTPROCESS_TYPES)}"
+            ),
             EXIT_USAGE,
         )
     if files.source_uri is not None and "://" not in files.source_uri:
@@ -180,8 +183,8 @@ def _check_options(repository: str | None, files: DraftOptions) -> None:
         )
     if repository is not None and files.onnx_path is None and not repository.startswith(HUB):
         raise CommandError(
-            f"{repository}: is not a repository on a model hub; use hf://org/name, or "
-            "--onnx for a local file",
+            f"{repository!r} is not the address of a repository on a model hub; use "
+            "hf://org/name, or --onnx for a local file",
             EXIT_USAGE,
         )
 
@@ -211,12 +214,22 @@ def _labels(text: str) -> tuple[str, ...]:
     if path.is_file():
         found = _labels_of_file(path, text)
     elif "," not in text and ("/" in text or path.suffix):
-        raise CommandError(f"--labels: {text}: file does not exist", EXIT_USAGE)
+        raise CommandError(
+            (
+                f"--labels: file {text!r} does not exist; specify an existing file, or a list "
+                "of names"
+            ),
+            EXIT_USAGE,
+        )
     else:
         found = [part.strip() for part in text.split(",")]
     if not found or not all(found) or len(set(found)) != len(found):
         raise CommandError(
-            f"--labels: {text}: must list each class once, in the model's order", EXIT_USAGE
+            (
+                "--labels: each class must occur once; list the classes in the model's "
+                f"order ({text})"
+            ),
+            EXIT_USAGE,
         )
     return tuple(found)
 
@@ -226,7 +239,7 @@ def _labels_of_file(path: Path, text: str) -> list[str]:
     try:
         content = json.loads(raw) if raw.lstrip()[:1] in ("[", "{") else None
     except ValueError as error:
-        raise CommandError(f"--labels: {text}: is not valid JSON: {error}", EXIT_USAGE) from error
+        raise CommandError(f"--labels: {text}: invalid JSON: {error}", EXIT_USAGE) from error
     if isinstance(content, dict):
         config = content if "id2label" in content else {"id2label": content}
         return list(model_facts.classes({model_facts.CONFIG: config}))

@@ -27,7 +27,7 @@ Mounts = Annotated[
     typer.Option(
         "--mounts",
         metavar="FOLDER",
-        help="Folder with the files that a pod would mount: credentials/STEP/KEY, "
+        help="Directory with the files that a pod would mount: credentials/STEP/KEY, "
         "ca/STEP/ca.crt, configmaps/STEP/KEY (STEP.code/KEY for custom Python), "
         "claims/CLAIM/…",
     ),
@@ -37,7 +37,9 @@ Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="FOLDER",
-        help="Folder for downloaded files, which later starts reuse. Default: a temporary folder.",
+        help=(
+            "Directory for downloaded files, reused by later runs. Default: a temporary directory."
+        ),
     ),
 ]
 Log = Annotated[

@@ -286,7 +286,8 @@ def prepare_model_repository(
             (config / key).write_text(content, encoding="utf-8")
     except OSError as error:
         raise CommandError(
-            f"cannot write {error.filename}: {error.strerror}; choose another folder with --folder"
+            f"cannot write {error.filename}: {error.strerror}; choose another directory "
+            "with --folder"
         ) from error
     typer.echo(
         f"{pipeline.name}: preparing the files of revision {revision.name} in {folder}", err=True
@@ -305,9 +306,9 @@ def prepare_model_repository(
     code = load(load_options)
     if code:
         raise CommandError(
-            f"{pipeline.name}: could not prepare the model repository; see the errors above."
-            " If the files are on this machine, specify their location: --source-map"
-            " PREFIX=file:///FOLDER/ for sources, --mounts FOLDER for credentials and volumes",
+            f"{pipeline.name}: could not prepare the model repository; see the errors "
+            "above. If the files are on this machine, specify their location: --source-map "
+            "PREFIX=file:///DIR/ for sources, --mounts DIR for credentials and volumes",
             EXIT_FINDINGS if code == _LOADER_INVALID else EXIT_FAILED,
         )
     return load_options.models

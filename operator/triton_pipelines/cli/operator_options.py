@@ -74,7 +74,8 @@ class OperatorOptions:
     metrics_tls_folder: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Folder with tls.crt and tls.key for /metrics. Default: no TLS."
+            metavar="FOLDER",
+            help="Directory with tls.crt and tls.key for /metrics. Default: no TLS.",
         ),
     ] = None
     operator_namespace: Annotated[
@@ -225,8 +226,8 @@ class OperatorOptions:
         str | None,
         typer.Option(
             metavar="URL",
-            help="URL of this project's docs folder, used as the prefix of runbook links in "
-            "alerts.",
+            help="URL of this project's docs directory, used as the prefix of runbook links "
+            "in alerts.",
         ),
     ] = None
     leader_elect: Annotated[

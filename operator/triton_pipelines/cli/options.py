@@ -107,7 +107,7 @@ def operator_options(
             )
     except OperatorConfigError as error:
         raise CommandError(
-            f"{display_name(file)} or a command-line flag: {error}" if file else str(error),
+            f"{display_name(file)} or a command-line option: {error}" if file else str(error),
             EXIT_USAGE,
         ) from error
     return config.render_options
@@ -126,8 +126,8 @@ def _from_file(file: Path) -> dict[str, Any]:
     values = {str(name).replace("-", "_"): value for name, value in documents[0].items()}
     if unknown := sorted(values.keys() - OperatorConfig.model_fields.keys()):
         raise CommandError(
-            f"{display_name(file)}: {', '.join(unknown)}: not an option of the operator"
-            " (see `tritonpipe operator --help`)",
+            f"{display_name(file)}: unknown option {', '.join(map(repr, unknown))}; see "
+            "`tritonpipe operator --help` for the options",
             EXIT_USAGE,
         )
     return values

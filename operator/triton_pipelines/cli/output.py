@@ -86,11 +86,11 @@ def check_writable(file: Path | None, option: str) -> None:
         return
     there = file if file.exists() else file.parent
     reason = (
-        "is a folder"
+        "is a directory"
         if file.is_dir()
         else ""
         if there.exists()
-        else f"folder {there} does not exist"
+        else f"directory {there} does not exist"
     )
     if reason or not os.access(there, os.W_OK):
         raise CommandError(

@@ -69,7 +69,7 @@ async def _exchange(api: ApiClient, namespace: str, pod: str, port: int, path: s
             if channel == _DATA:
                 answer += content
             if len(answer) > PAGE_BYTES_MAX:
-                raise PortForwardError(f"is longer than {PAGE_BYTES_MAX} bytes")
+                raise PortForwardError(f"the page is longer than {PAGE_BYTES_MAX} bytes")
             if _is_complete(answer):
                 break
     return bytes(answer)

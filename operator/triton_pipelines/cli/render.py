@@ -45,8 +45,8 @@ def render_files(
         typer.Option(
             metavar="FOLDER",
             help=(
-                "Write the model repository to this folder, without the files that come from "
-                "sources."
+                "Write the model repository to this directory, without the files that come "
+                "from sources."
             ),
         ),
     ] = None,

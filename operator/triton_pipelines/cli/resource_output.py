@@ -62,7 +62,8 @@ def check_absent(output: Path | None) -> None:
     """Refuse an existing file, before any long work."""
     if output is not None and output.exists():
         raise CommandError(
-            f"--output-file: {output} already exists; remove it, or choose another name", EXIT_USAGE
+            (f"--output-file: {output} already exists; remove the file, or choose another name"),
+            EXIT_USAGE,
         )
 
 

@@ -51,7 +51,8 @@ def served_model(
         if "@" in target.partition("/v2/models/")[0]:
             # They would be in the report, and requests would be sent without them.
             raise CommandError(
-                "the URL contains a username or password, which bench does not send; remove it",
+                "the URL contains a username or password, which bench does not send; remove "
+                "the credentials from the URL",
                 EXIT_USAGE,
             )
         url = model_url(target, "")

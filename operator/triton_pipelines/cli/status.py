@@ -257,8 +257,8 @@ async def poll_pipelines(
     except NotFound as error:
         if query.name is not None and error.of_an_object:
             raise CommandError(
-                f"{names.KIND} {query.name} does not exist in namespace {query.namespace}; "
-                "choose another namespace with --namespace",
+                f"{names.KIND} {query.name!r} does not exist in namespace "
+                f"{query.namespace!r}; choose another namespace with --namespace",
                 EXIT_USAGE,
             ) from error
         raise CommandError(

@@ -51,7 +51,11 @@ def request_arrays(
     named_files = _by_input("--input-file", files, known)
     if twice := sorted(named_values.keys() & named_files.keys()):
         raise CommandError(
-            f"{', '.join(twice)}: set by both --input and --input-file; choose one", EXIT_USAGE
+            (
+                f"{', '.join(twice)}: --input and --input-file cannot be combined for the "
+                "same input; omit one of these options"
+            ),
+            EXIT_USAGE,
         )
     arrays = {name: _value(known[name], words) for name, words in named_values.items()}
     for name, paths in named_files.items():
@@ -77,8 +81,8 @@ def _by_input(
         name, separator, value = item.partition("=")
         if not separator or name not in known:
             raise CommandError(
-                f"{option} {item:.80}: must start with NAME=, where NAME is one of the inputs: "
-                f"{_listed(tuple(known.values()))}",
+                f"{option} {item!r:.80}: the value must have the form NAME=VALUE, where "
+                f"NAME is an input of the model: {_listed(tuple(known.values()))}",
                 EXIT_USAGE,
             )
         result.setdefault(name, []).append(value)
@@ -96,8 +100,8 @@ def _text_arrays(
             continue
         if not free:
             raise CommandError(
-                f"{option}: requires another text input, but the model has only"
-                f" {_listed(model.inputs)}",
+                f"{option}: the model has no text input for this value; its inputs are "
+                f"{_listed(model.inputs)}",
                 EXIT_USAGE,
             )
         target = free.pop(0)
@@ -120,8 +124,8 @@ def _repeat_rows(arrays: dict[str, Array]) -> dict[str, Array]:
         if len(array) not in (1, rows):
             counts = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
             raise CommandError(
-                f"the inputs have different numbers of rows ({counts}); {name} must have as "
-                "many rows as the others, or one row",
+                f"the inputs have different numbers of rows ({counts}); specify one row for "
+                f"{name}, or as many rows as for the other inputs",
                 EXIT_USAGE,
             )
     return {
@@ -138,7 +142,7 @@ def _elements(info: TensorMetadata, words: Iterable[str]) -> Array:
             elements.append(parse_element(word, kind))
         except ValueError as error:
             raise CommandError(
-                f"{info.name}: {word!r:.60} {error}; it is {info.data_type}", EXIT_USAGE
+                f"{info.name} ({info.data_type}): {word!r:.60} {error}", EXIT_USAGE
             ) from error
     array = np.empty(len(elements), dtype=triton_to_np_dtype(info.data_type))
     array[:] = elements
@@ -151,8 +155,8 @@ def _value(info: TensorMetadata, words: Sequence[str]) -> Array:
         return _fitted(info, _elements(info, words), texts=True)
     if len(words) > 1:
         raise CommandError(
-            f"--input {info.name}: specified {len(words)} times; combine all numbers in one "
-            f"option, for example {info.name}=1,2,3",
+            f"--input {info.name}: the option is specified {len(words)} times; combine all "
+            f"numbers in one option, for example {info.name}=1,2,3",
             EXIT_USAGE,
         )
     (text,) = words
@@ -165,13 +169,13 @@ def _value(info: TensorMetadata, words: Sequence[str]) -> Array:
         )
     except ValueError as error:
         raise CommandError(
-            f"--input {info.name}: {text:.60} is not a JSON list of numbers: {error}", EXIT_USAGE
+            f"--input {info.name}: {text!r:.60} is not a JSON list of numbers: {error}", EXIT_USAGE
         ) from error
     flat = [str(item).lower() if isinstance(item, bool) else item for item in nested.ravel()]
     if not all(isinstance(item, str) for item in flat):
         raise CommandError(
-            f"--input {info.name}: {text:.60} has lists of different lengths, or values that"
-            " are not numbers",
+            f"--input {info.name}: {text!r:.60} must contain only numbers, in lists of the "
+            "same length",
             EXIT_USAGE,
         )
     elements = _elements(info, flat)
@@ -203,8 +207,8 @@ def _file(info: TensorMetadata, places: Sequence[Path], batched: bool) -> Array:
     if info.data_type == "UINT8" and len(contents) == 1:
         return _fitted(info, np.frombuffer(contents[0], np.uint8))
     raise CommandError(
-        f"--input-file {info.name}: the type is {info.data_type}; specify one file saved by "
-        f"numpy.save ({NUMPY_SUFFIX})",
+        f"--input-file {info.name}: an input of type {info.data_type} requires one file "
+        f"saved by numpy.save ({NUMPY_SUFFIX})",
         EXIT_USAGE,
     )
 
@@ -225,8 +229,8 @@ def _saved(info: TensorMetadata, place: Path) -> Array:
         ).reshape(array.shape)
     elif array.dtype != expected and (info.data_type != "BF16" or array.dtype.kind != "f"):
         raise CommandError(
-            f"--input-file {info.name}: {place} has type {array.dtype}, but the input is"
-            f" {info.data_type}; save it as {expected}",
+            f"--input-file {info.name}: {place} has type {array.dtype}, but the input has "
+            f"type {info.data_type}; save the array as {expected}",
             EXIT_USAGE,
         )
     return _exact(info, array.astype(expected))
@@ -240,7 +244,11 @@ def _exact(info: TensorMetadata, array: Array) -> Array:
         a not in (-1, b) for a, b in zip(info.shape, array.shape, strict=True)
     ):
         raise CommandError(
-            f"{info.name}: shape {list(array.shape)} does not match {info}", EXIT_USAGE
+            (
+                f"the value of {info} has shape {list(array.shape)}; specify a value of the "
+                "input's shape"
+            ),
+            EXIT_USAGE,
         )
     return array
 
@@ -258,7 +266,13 @@ def _fitted(info: TensorMetadata, flat: Array, *, texts: bool = False) -> Array:
     if fixed and flat.size % fixed == 0 and free:
         shape[free[0] if texts else free[-1]] = flat.size // fixed
     if math.prod(shape) != flat.size:
-        raise CommandError(f"{info.name}: {flat.size} elements do not match {info}", EXIT_USAGE)
+        raise CommandError(
+            (
+                f"the value of {info} has {flat.size} elements; specify as many elements as the "
+                "input's shape requires"
+            ),
+            EXIT_USAGE,
+        )
     return flat.reshape(shape)
 
 

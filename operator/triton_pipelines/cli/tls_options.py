@@ -103,5 +103,5 @@ def _read(option: str, path: Path | None) -> bytes | None:
     except OSError as error:
         raise CommandError(f"{option} {path}: {error.strerror or error}", EXIT_USAGE) from error
     if b"-----BEGIN" not in content:
-        raise CommandError(f"{option} {path}: is not a PEM file", EXIT_USAGE)
+        raise CommandError(f"{option} {path}: the file is not in PEM format", EXIT_USAGE)
     return content

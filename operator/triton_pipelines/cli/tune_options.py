@@ -53,7 +53,10 @@ class ClusterRunOptions:
         for option, value in (("--namespace", self.namespace), ("--context", self.kube_context)):
             if value is not None:
                 raise CommandError(
-                    f"{option}: allowed only with --in-cluster; this run does not access a cluster",
+                    (
+                        f"{option} is allowed only with --in-cluster; omit {option}, or add "
+                        "--in-cluster"
+                    ),
                     EXIT_USAGE,
                 )
 
@@ -190,8 +193,7 @@ def check_server_options(target: TunedServerOptions, measurement: MeasurementOpt
     server = target.server
     if measurement.texts is not None and measurement.lengths is not None:
         raise CommandError(
-            "--lengths: sets the lengths of generated texts, but --texts provides real "
-            "texts; omit one of them",
+            "--texts and --lengths cannot be combined; omit one of the two",
             EXIT_USAGE,
         )
     if server is not None and target.mounts:

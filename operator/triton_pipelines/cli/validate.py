@@ -21,7 +21,8 @@ from .shared_options import Output, OutputFormat
 
 _NAMED_TWICE = Finding(
     "metadata.name",
-    "an earlier document in this file has the same name and would be overwritten; rename one",
+    "an earlier document in this file has the same name and would be overwritten; rename "
+    "one of the two resources",
     code=FindingCode.DUPLICATE,
 )
 

@@ -115,8 +115,8 @@ class Writer:
             # Every account may ask for its own permissions, so it could not be impersonated.
             return (
                 "the operator is not allowed to impersonate the service account "
-                f"{self.account}; ask the operator's administrator to add it to "
-                "--impersonated-service-accounts, and to update the operator's roles"
+                f"{self.account}; ask the operator's administrator to add this account to "
+                "--impersonated-service-accounts"
             )
         except ClusterError:
             return None
@@ -126,7 +126,7 @@ class Writer:
         return (
             f"the service account {self.account} is not allowed to {', '.join(missing)} "
             f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role with "
-            "these verbs to it, or name another account in spec.serviceAccountName"
+            "these verbs to this account, or name another account in spec.serviceAccountName"
         )
 
     async def _is_allowed(self, verb: str, resource: Resource, name: str, subresource: str) -> bool:

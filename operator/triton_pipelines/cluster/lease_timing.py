@@ -24,7 +24,7 @@ class LeaseTiming:
     def __post_init__(self) -> None:
         if not 0 < self.retry_period * JITTER < self.renew_deadline < self.duration:
             raise ValueError(
-                f"lease duration {self.duration:g} s, renew deadline {self.renew_deadline:g} s and"
-                f" retry period {self.retry_period:g} s: the duration must be longer than the"
-                f" deadline, and the deadline longer than {JITTER:g} retry periods"
+                f"the lease duration ({self.duration:g} s) must be longer than the renew "
+                f"deadline ({self.renew_deadline:g} s), and the deadline longer than "
+                f"{JITTER:g} retry periods ({self.retry_period:g} s each)"
             )

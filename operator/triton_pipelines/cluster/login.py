@@ -88,5 +88,6 @@ async def _read_credentials(
         where = path or "~/.kube/config"
         chosen = f", context {context!r}" if context else ""
         raise LoginError(
-            f"no service account, and the kubeconfig {where}{chosen} cannot be used: {error}"
+            f"there is no service account, and the kubeconfig {where}{chosen} is not "
+            f"usable: {error}"
         ) from error

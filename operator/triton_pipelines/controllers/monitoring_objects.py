@@ -185,13 +185,14 @@ class MonitoringObjects:
                 found |= {key_of(item): item for item in listed.items}
         except NotFound:
             return (
-                f"the cluster does not serve {resource.kind} ({resource.group}); install the "
-                "CRDs of the Prometheus operator, or set this field to Disabled"
+                f"the cluster does not serve {resource.kind} ({resource.group}); install "
+                f"the CRDs of the Prometheus operator, or disable {resource.kind} in "
+                "spec.observability"
             )
         except Forbidden as error:
             return (
-                f"the operator cannot list {resource.plural}: {error.message}; use the "
-                "chart's roles, which grant this permission"
+                f"the operator cannot list {resource.plural}: {error.message}; grant this "
+                "permission with the roles of the chart"
             )
         except ClusterError as error:
             return f"{resource.plural} cannot be listed: {error.message}"

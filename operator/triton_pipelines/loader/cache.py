@@ -87,8 +87,8 @@ class FileCache:
         return LoadFinding(
             reason=LoadReason.CACHE_UNUSED,
             message=(
-                f"the model cache was not used for some files: {self._problem}. These files "
-                "were fetched from their sources."
+                f"the model cache was not used for some files, because {self._problem}. "
+                "These files were fetched from their sources."
             ),
         )
 
@@ -277,8 +277,8 @@ class FileCache:
                 if self._lacking(size) <= 0:
                     return True
             self._note(
-                f"its volume does not have {format_bytes(size)} of free space "
-                f"({format_bytes(self._lacking(size))} more are needed)",
+                f"its volume has too little free space for {format_bytes(size)} "
+                f"({format_bytes(self._lacking(size))} more are required)",
                 None,
             )
             return False

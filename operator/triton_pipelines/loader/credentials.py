@@ -270,23 +270,23 @@ def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
     auths = _json(text, DOCKER_CONFIG).get("auths")
     if not isinstance(auths, dict):
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no auths; create it with kubectl create secret"
-            " docker-registry"
+            f"secretRef: {DOCKER_CONFIG} has no auths; create the Secret with kubectl "
+            "create secret docker-registry"
         )
     matching = [
         name for name, entry in auths.items() if isinstance(entry, dict) and _is_for(name, uri)
     ]
     if not matching:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} "
-            f"(it has {', '.join(sorted(auths)) or 'none'})"
+            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry}; add one (existing "
+            f"entries: {', '.join(sorted(auths)) or 'none'})"
         )
     name = max(matching, key=len)
     user, password = _docker_user(name, auths[name], redact)
     if not user or not password:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no username and password for {name} (identity "
-            "tokens and credential helpers are not supported)"
+            f"secretRef: {DOCKER_CONFIG} has no username and password for {name}; create "
+            "the Secret with both (identity tokens and credential helpers are not supported)"
         )
     return user, password
 
@@ -313,7 +313,8 @@ def _docker_user(name: str, entry: Mapping[str, Any], redact: Redactor) -> tuple
         )
     except ValueError:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG}: auth of {name} is not base64 of user:password"
+            f"secretRef: {DOCKER_CONFIG}: auth of {name} must be the base64 encoding of "
+            "USER:PASSWORD"
         ) from None
     return user, password
 
@@ -323,7 +324,9 @@ def _json(text: str, key: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError:
         # The parser's own message would quote some of the text.
-        raise SourceError(f"secretRef: {key} is not valid JSON") from None
+        raise SourceError(
+            f"secretRef: {key} contains invalid JSON; create the Secret again"
+        ) from None
     if not isinstance(value, dict):
         raise SourceError(f"secretRef: {key} must contain a JSON object")
     return value
@@ -332,7 +335,7 @@ def _json(text: str, key: str) -> dict[str, Any]:
 def _read(folder: Path) -> dict[str, str]:
     """Return the Secret's keys, without ``..data`` and the like of the kubelet's atomic writer."""
     if not folder.is_dir():
-        raise SourceError("secretRef: the secret is not mounted", retryable=True)
+        raise SourceError("secretRef: the Secret is not mounted", retryable=True)
     return {
         # `kubectl create secret --from-file` keeps a file's final newline, which no credential has.
         path.name: path.read_text().strip()

@@ -265,13 +265,13 @@ def _check_content(body: FileBody, part: PartialFile, size: int, digest: str) ->
         if size > body.size:
             part.drop()
             raise SourceError(
-                f"the body is longer than the {body.size} bytes that the source announced",
+                f"the response exceeds its Content-Length of {body.size} bytes",
                 retryable=True,
             )
-        raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
+        raise SourceError(f"the response ended at byte {size} of {body.size}", retryable=True)
     if body.digest is not None and digest != body.digest:
         part.drop()
         raise SourceError(
-            f"the file has the digest {digest}, but the source announced {body.digest}",
+            f"the file has digest {digest}, but the source announced {body.digest}",
             retryable=True,
         )

@@ -97,7 +97,7 @@ class NoSpaceError(LoaderError):
         amount = "more" if needed is None else f"{needed} bytes"
         super().__init__(
             LoadReason.NO_SPACE,
-            f"{what}: requires {amount}, but the volume of the model repository has {free} bytes"
+            f"{what} requires {amount}, but the volume of the model repository has {free} bytes"
             " free. Raise the node's ephemeral storage or the volume's size limit, or use a"
             " smaller model.",
         )

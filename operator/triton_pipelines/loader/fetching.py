@@ -297,7 +297,9 @@ class Fetcher:
         except ValueError as error:
             shutil.rmtree(self._state / _key(item), ignore_errors=True)
             raise tokenizer_files.invalid(
-                f"{what}: tokenizer.json cannot be used: {error}", item.step, item.spec_field
+                f"{what}: tokenizer.json is not a valid tokenizer: {error}",
+                item.step,
+                item.spec_field,
             ) from error
 
     def _record(self, item: PlanFetch) -> Path:
@@ -333,9 +335,8 @@ def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> L
     return LoaderError(
         LoadReason.SOURCE_CHANGED,
         f"{what}: this pipeline revision was first loaded from {before}, but the source is "
-        f"now {now}. All pods of a revision must serve the same files. Restore the old "
-        "content, or create a new revision with the new content by setting "
-        f"{item.spec_field}.revision or sha256.",
+        f"now {now}. Restore the old content, or set {item.spec_field}.revision or sha256 "
+        "to create a revision with the new content.",
         field=item.spec_field,
     )
 

@@ -76,5 +76,5 @@ def read_resolved(folder: Path, revision: str) -> dict[str, ResolvedSource]:
         return {}
     except (OSError, ValidationError) as error:
         raise LoaderError(
-            LoadReason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}"
+            LoadReason.INTERNAL_ERROR, f"{path} is not valid: {str(error).partition(chr(10))[0]}"
         ) from error

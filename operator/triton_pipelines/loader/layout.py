@@ -55,8 +55,8 @@ class Layout:
         for own in sorted(requested & self._plan):
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"{what}: contains {PurePosixPath(path).name}, but the operator writes "
-                f"{own} itself; remove or rename the file in the source.",
+                f"{what}: the source contains {PurePosixPath(path).name}, but the operator "
+                f"writes {own} itself; remove or rename the file in the source.",
             )
         for one in paths:
             if (other := self._written.get(one)) is not None or (
@@ -64,8 +64,7 @@ class Layout:
             ) is not None:
                 raise LoaderError(
                     LoadReason.MODEL_MISMATCH,
-                    f"{what}: would write {one}, which {other} also writes; change the path "
-                    "of one of them.",
+                    f"{what} would overwrite {one} from {other}; change one of the two paths.",
                 )
         for one in paths:
             self._written[one] = item.spec_field

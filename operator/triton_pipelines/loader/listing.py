@@ -69,18 +69,20 @@ def folder(entries: Iterable[ListedFile]) -> SourceListing:
         if _LEFT_OUT.isdisjoint(PurePosixPath(entry.name).parts):
             kept.append(entry)
         if len(kept) > MAX_FILES:
-            raise SourceError(f"contains more than {MAX_FILES} files; use the model's own folder")
+            raise SourceError(
+                f"the source contains more than {MAX_FILES} files; use the model's own directory"
+            )
     names = {entry.name for entry in kept}
     for name in sorted(names):
         check_name(name)
         parents = {str(parent) for parent in PurePosixPath(name).parents}
         if clash := parents & names:
             raise SourceError(
-                f"contains {clash.pop()} both as a file and as a folder, which no volume "
-                "can store; rename one of them"
+                f"the source has both a file and a directory named {clash.pop()!r}; rename "
+                "one of the two"
             )
     if not kept:
-        raise SourceError("has no files; check uri and path", missing=True)
+        raise SourceError("the source has no files; check uri and path", missing=True)
     return SourceListing(tuple(sorted(kept)))
 
 
@@ -98,8 +100,8 @@ def check_name(name: str) -> None:
         or any(len(part.encode(errors="surrogateescape")) > _MAX_PART_BYTES for part in pure.parts)
     ):
         raise SourceError(
-            f"contains a file or folder named {name[:200]!r}, which is not a plain path below its"
-            " folder; rename it"
+            f"the source contains a file or directory named {name[:200]!r}, which is not a "
+            "plain path below its directory; rename the file"
         )
 
 

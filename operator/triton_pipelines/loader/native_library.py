@@ -41,7 +41,7 @@ def copy_library(target: Path, library: PlanLibrary) -> None:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
             f"the loader has no native tokenizer for {machine()}; set {library.field} to "
-            "Python, or use an operator image that contains it",
+            "Python, or use an operator image that contains the native tokenizer",
             step=library.step,
             field=library.field,
         )

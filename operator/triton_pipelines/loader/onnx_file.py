@@ -84,20 +84,26 @@ def read_onnx(path: Path) -> OnnxFile:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(
-            "is a Git LFS pointer, not the model; fetch the model with git lfs pull before"
-            " mirroring"
+            "the file is a Git LFS pointer, not the model; fetch the model with git lfs "
+            "pull before mirroring"
         )
     if head.lstrip()[:1] == b"<":
         raise ValueError(
-            "is an HTML or XML page, so the URI leads to a web page or a login; use the URI of the"
-            " file"
+            "the file is an HTML or XML page, not a model; use the URI of the file, not of "
+            "a web page or login"
         )
     try:
         model = load_without_weights(path).model
     except DecodeError as error:
-        raise ValueError(f"is not an ONNX model ({error})") from error
+        raise ValueError(
+            f"the file is not a valid ONNX model ({error}); export the model again, or "
+            "check the URI"
+        ) from error
     if not model.graph.node and not model.graph.output:
-        raise ValueError("is not an ONNX model (it has no graph)")
+        raise ValueError(
+            "the file is not a valid ONNX model (no graph); export the model again, or "
+            "check the URI"
+        )
     initialized = {tensor.name for tensor in model.graph.initializer} | {
         tensor.values.name for tensor in model.graph.sparse_initializer
     }
@@ -168,13 +174,13 @@ def _location(tensor: Any) -> str:
         or path.suffix == ".onnx"
     ):
         raise ValueError(
-            f"stores the data of tensor {tensor.name} in {location!r}, but only files in or "
-            "below the model's own folder are fetched; move the data there"
+            f"the data of tensor {tensor.name!r} is in {location!r}, outside the model's "
+            "directory; save the data inside the model's directory"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
-            f"stores the data of tensor {tensor.name} in {location!r}, which Python would "
-            "run as code; save the model with another file name"
+            f"the data of tensor {tensor.name!r} is in {location!r}, which Python would run "
+            "as code; save the data under another file name"
         )
     return str(path)
 
@@ -240,35 +246,38 @@ def _side(
             )
         )
         if other is None:
-            yield f"{side} {tensor.name} is not in the file"
+            yield f"{side} {tensor.name!r} is not in the file"
         else:
             yield from _differences(check, tensor, dims, other, side)
     for other in in_file.values():
         rows.append((side, other.name, "absent", _text(other)))
         if side == "input":
-            yield f"{side} {other.name} is not declared"
+            yield f"{side} {other.name!r} is not declared"
 
 
 def _differences(
     check: PlanCheck, tensor: PlanTensor, dims: tuple[int, ...], other: FileTensor, side: str
 ) -> Iterator[str]:
     if _bare(tensor.data_type) != other.data_type:
-        yield f"the type of {side} {tensor.name} is {other.data_type} in the file"
+        yield f"the type of {side} {tensor.name!r} is {other.data_type} in the file"
     elif other.dims is None and other.is_certain and any(dim != 1 for dim in tensor.dims):
-        yield f"{side} {tensor.name} has no shape in the file"
+        yield f"{side} {tensor.name!r} has no shape in the file"
     if not other.dims:
         if other.dims == () and check.max_batch_size:
-            yield f"{side} {tensor.name} is a scalar and has no batch axis"
+            yield f"{side} {tensor.name!r} is a scalar and has no batch axis"
         return
     if check.max_batch_size and isinstance(other.dims[0], int):
-        yield f"{side} {tensor.name} has a fixed batch axis of {other.dims[0]}"
+        yield f"{side} {tensor.name!r} has a fixed batch axis of size {other.dims[0]}"
     elif len(other.dims) != len(dims):
-        yield f"{side} {tensor.name} has rank {len(other.dims)}, not {len(dims)}"
+        yield (
+            f"{side} {tensor.name!r} has rank {len(other.dims)} in the file, but is "
+            f"declared with rank {len(dims)}"
+        )
     elif any(
         isinstance(held, int) and expected not in ({held, -1} if axis in other.optional else {held})
         for axis, (held, expected) in enumerate(zip(other.dims, dims, strict=True))
     ):
-        yield f"the fixed dimensions of {side} {tensor.name} differ"
+        yield f"the fixed dimensions of {side} {tensor.name!r} differ"
 
 
 def _open_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
@@ -283,7 +292,7 @@ def _open_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             size != -1 and not isinstance(axis, int)
             for size, axis in zip(tensor.dims, axes, strict=True)
         ):
-            yield f"output {tensor.name} has a dynamic axis, which must be declared as -1"
+            yield f"output {tensor.name!r} has a dynamic axis, which must be declared as -1"
 
 
 def _control_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
@@ -292,7 +301,7 @@ def _control_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     for tensor in file.inputs:
         last = (tensor.dims or (1,))[-1]
         if tensor.name in controls and not isinstance(last, int):
-            yield f"control input {tensor.name} has a dynamic axis instead of size 1"
+            yield f"control input {tensor.name!r} has a dynamic axis instead of size 1"
 
 
 def _bare(data_type: str) -> str:
@@ -324,12 +333,14 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
     if odd:
         yield (
-            f"Triton has no data type for {', '.join(odd)}; export the model without it (for"
-            " scikit-learn models, with zipmap disabled)."
+            f"Triton has no data type for {', '.join(odd)}; export the model without "
+            f"{', '.join(odd)} (for scikit-learn models, disable zipmap)."
         )
     shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
     if shapeless:
         yield f"Export the model with shapes for {', '.join(shapeless)}."
+    if odd or shapeless:
+        return  # No declaration can match the file.
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )

@@ -209,7 +209,7 @@ def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span |
         tag, place = _read_varint(view, place, end)
         if not tag >> 3:
             # No field has the number 0. In a file of zeros, every two bytes decode to it.
-            raise DecodeError(f"field 0 at byte {begin}")
+            raise DecodeError(f"invalid field number at byte {begin}")
         value = None
         match tag & 7:
             case 0:

@@ -92,17 +92,17 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
         parser.error(str(error))
 
 
-_PATHS: Final = (
-    "revision",
-    "live",
-    "root",
-    "credentials",
-    "ca",
-    "configmaps",
-    "claims",
-    "termination",
-)
-"""Options that are fields of :class:`LoadOptions` and paths."""
+_PATHS: Final = {
+    "revision": "Mounted ConfigMap of the revision, with the load plan.",
+    "live": "Mounted live ConfigMap.",
+    "root": "Volume of the model repository.",
+    "credentials": "Mounted Secrets, one directory per source.",
+    "ca": "Mounted CA bundles, one directory per source.",
+    "configmaps": "Mounted ConfigMaps that are sources.",
+    "claims": "Mounted PersistentVolumeClaims that are sources.",
+    "termination": "File for the load report.",
+}
+"""Options that are fields of :class:`LoadOptions` and paths, and their descriptions."""
 
 
 def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
@@ -111,15 +111,15 @@ def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
         description="Fetch the sources of a pipeline revision into its model repository.",
     )
     add = parser.add_argument
-    for name in _PATHS:
-        add(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
-    add("--cache", type=Path, metavar="PATH", help="volume on which pods share fetched files")
+    for name, text in _PATHS.items():
+        add(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH", help=text)
+    add("--cache", type=Path, metavar="PATH", help="Volume on which pods share fetched files.")
     add(
         "--cache-keep-free",
         type=_percent,
         default=defaults.cache_keep_free,
         metavar="PERCENT",
-        help="share of the cache volume that remains free, in percent",
+        help="Percentage of the cache volume that remains free.",
     )
     add(
         "--folder",
@@ -127,28 +127,43 @@ def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
         default=[],
         type=Path,
         metavar="PATH",
-        help="folder to create if it is missing; repeatable",
+        help="Directory to create if it does not exist. Repeatable.",
     )
     add(
         "--parallel",
         type=_at_least_one,
         default=defaults.parallel,
         metavar="COUNT",
-        help="number of files of a source that are fetched in parallel",
+        help="Number of files of a source to fetch in parallel.",
     )
     add(
         "--source-map",
         action="append",
         default=[],
         metavar="PREFIX=TARGET",
-        help="rewrite source URIs; repeatable",
+        help="Prefix of source URIs and its replacement, as PREFIX=TARGET. Repeatable.",
     )
-    attempts = defaults.retry.attempts
-    add(
-        "--retry-attempts", type=int, default=attempts, help="consecutive attempts without progress"
-    )
-    add("--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS")
+    _add_retry_options(parser, defaults)
     return parser
+
+
+def _add_retry_options(parser: argparse.ArgumentParser, defaults: LoadOptions) -> None:
+    parser.add_argument(
+        "--retry-attempts",
+        type=int,
+        default=defaults.retry.attempts,
+        help="Give up after this many consecutive attempts without progress.",
+    )
+    parser.add_argument(
+        "--retry-delay",
+        type=float,
+        default=defaults.retry.first_delay,
+        metavar="SECONDS",
+        help=(
+            "Delay before the second attempt. The delay doubles after each failure, up to "
+            f"{defaults.retry.longest_delay:g} s."
+        ),
+    )
 
 
 def _percent(text: str) -> float:

@@ -48,7 +48,7 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     if not marker.exists() and any(root.iterdir()):
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{root} contains files that the loader did not write; use an empty folder",
+            f"{root} contains files that the loader did not write; use an empty directory",
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
@@ -121,7 +121,7 @@ def with_count(config: str, count: int, path: str) -> str:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
             f"{path} has {len(message.instance_group)} instance groups, but live scaling "
-            "requires exactly one",
+            "requires one; declare one group",
         )
     if message.instance_group[0].count == count:
         return config
@@ -159,7 +159,7 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
         raise LoaderError(
-            LoadReason.INTERNAL_ERROR, f"{path} is not a model configuration: {error}"
+            LoadReason.INTERNAL_ERROR, f"{path} is not a valid model configuration: {error}"
         ) from error
 
 

@@ -59,7 +59,7 @@ def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) 
         return _versions(item, found, listing.names, held)
     _only_first(
         item,
-        "a folder without numbered version folders (it contains "
+        "a directory without numbered version directories (it contains "
         f"{list_some(_tops(listing.names))})",
     )
     return (
@@ -87,8 +87,8 @@ def _plain(
 def _folder(listing: SourceListing) -> Selection:
     if listing.entries is None:
         raise SourceError(
-            "is a folder of a web server, which cannot be listed; use the URI of one file, or move"
-            " the folder to a bucket, registry or hub"
+            "directories of a web server cannot be listed; use the URI of one file, or move "
+            "the directory to a bucket, registry or hub"
         )
     ignored = (
         tuple(
@@ -115,10 +115,10 @@ def _single(item: PlanFetch, listing: SourceListing) -> Selection:
 def _unlisted(item: PlanFetch) -> Selection:
     if item.whole:
         raise SourceError(
-            "is a folder of a web server, which cannot be listed; move the model's files to a"
-            " bucket, registry or hub, or use the URI of one file"
+            "directories of a web server cannot be listed; use the URI of one file, or move "
+            "the directory to a bucket, registry or hub"
         )
-    _only_first(item, "a folder of a web server, which cannot be listed")
+    _only_first(item, "a directory of a web server, which cannot be listed")
     main = str(item.source_file or item.file)
     return _first({str(item.file): ListedFile(main)}, item)
 
@@ -169,14 +169,17 @@ def _desired_versions(
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
-            exist, it = ("exists", "it") if len(gone) == 1 else ("exist", "them")
+            exist = "exists" if len(gone) == 1 else "exist"
             text = (
-                f"{_named(gone)}, from which this pipeline revision was first loaded, no longer"
-                f" {exist}; {there}"
+                f"{_named(gone)}, which this pipeline revision was first loaded with, no "
+                f"longer {exist} in the source; {there}"
             )
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
-                f"{text}. Restore {it}, or change the version policy to the versions that exist.",
+                (
+                    f"{text}. Restore {_named(gone)}, or change versionPolicy to versions "
+                    "that exist."
+                ),
             )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))
@@ -185,11 +188,10 @@ def _desired_versions(
         *([item.pinned] if item.pinned else []),
     }
     if absent := sorted(requested - set(found)):
-        verb, other = ("is", "another version") if len(absent) == 1 else ("are", "other versions")
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
-            f"{_named(absent)} {verb} requested, but {there}; publish {_named(absent)}, "
-            f"or request {other}.",
+            f"versionPolicy requests {_named(absent)}, but {there}; publish "
+            f"{_named(absent)}, or change versionPolicy.",
         )
     return tuple(sorted(chosen | requested))
 
@@ -221,8 +223,8 @@ def _version(
         if name in files or (name != entry.name and name in names):
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"contains both {where}{main} and {where}{name}, but {main} would be renamed to"
-                f" {name}; remove one of them.",
+                f"the source contains both {where}{main} and {where}{name}, but {main} "
+                f"would be renamed to {name}; remove one of the two files.",
             )
         files[name] = entry
     return files, left
@@ -232,8 +234,9 @@ def _required(item: PlanFetch, main: str, names: Collection[str], where: str) ->
     if main not in names:
         raise LoaderError(
             LoadReason.SOURCE_UNAVAILABLE,
-            f"has no file {where}{main}; {where or 'the folder'} contains"
-            f" {list_some(_tops(names))}. Set {item.spec_field}.path or fileName to the file.",
+            f"the source has no file {where}{main}; {where or 'the directory'} contains "
+            f"{list_some(_tops(names))}. Set {item.spec_field}.path or fileName to the "
+            "model's file.",
         )
     return main
 
@@ -252,13 +255,13 @@ def _only_first(item: PlanFetch, what: str) -> None:
         requested = (
             f"versions {', '.join(map(str, policy.specific))}"
             if policy.specific
-            else "several versions"
+            else "multiple versions"
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {requested} of the model, but the source is {what}. Such a "
-        f"source contains only version {FIRST}; use a folder with one subfolder per version (1, "
-        "2, …), or remove the version policy.",
+        f"the resource requests {requested}, but the source has only version {FIRST}, "
+        f"because it is {what}. Use a directory with one subdirectory per version (1, 2, "
+        "…), or remove versionPolicy.",
     )
 
 
@@ -276,7 +279,7 @@ def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> LoadFinding:
     why = (
         "the operator writes the configuration itself"
         if len(configs) == len(ignored)
-        else "they are outside the version folders or are configurations"
+        else "they are outside the version directories or are configurations"
     )
     message = (
         "not fetched from the source: "

@@ -55,8 +55,8 @@ def build_from_vocabulary(
     name = configuration.get("tokenizer_class")
     if name is not None and name not in _WORDPIECE_CLASSES:
         raise ValueError(
-            f"{CONFIGURATION} has tokenizer_class {name}, for which no tokenizer.json can be built"
-            f" from {VOCABULARY}"
+            f"{CONFIGURATION} has tokenizer_class {name}, for which tokenizer.json cannot "
+            f"be built from {VOCABULARY}"
         )
     if configuration.get("do_basic_tokenize", True) is not True:
         raise ValueError(
@@ -75,7 +75,7 @@ def build_from_vocabulary(
         if role in ("unk", "sep", "cls") and token not in words
     ]
     if absent:
-        raise ValueError(f"{VOCABULARY} has no {', '.join(absent)}")
+        raise ValueError(f"{VOCABULARY} does not contain {', '.join(absent)}")
     built = BertWordPieceTokenizer(
         vocab=words,
         unk_token=tokens["unk"],
@@ -149,8 +149,8 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
         )
     if text.lstrip()[:1] == "<":
         raise ValueError(
-            "it is an HTML or XML page, so the URI leads to a web page or a login; use the URI of"
-            " the file"
+            "the file is an HTML or XML page, not a model; use the URI of the file, not "
+            "of a web page or login"
         )
     with _library_errors_as_value_errors():
         tokenizer = Tokenizer.from_str(text)

@@ -74,15 +74,15 @@ def find_mismatches(
         if size is not None and highest.id >= size:
             token = f" ({highest.token})" if highest.token else ""
             yield TokenizerMismatch(
-                f"{tokenizer_uri} can emit token ID {highest.id}{token}, but {uri} accepts {size}"
-                f" IDs (0 to {size - 1}) for {name}; use the tokenizer that the model was trained"
-                " with, or a model whose embedding table was resized to it"
+                f"{tokenizer_uri} can emit token ID {highest.id}{token}, but {uri} accepts "
+                f"{size} IDs (0 to {size - 1}) for {name}; use the tokenizer that the model "
+                "was trained with, or resize the model's embedding table"
             )
     most = maximum_length(path, model, tokens)
     if most is not None:
         yield TokenizerMismatch(
-            f"{uri} accepts rows of at most {most} tokens, but {MAX_LENGTH} allows the "
-            f"tokenizer to send {tokens.max_length}; set {MAX_LENGTH} to at most {most}",
+            f"{uri} accepts at most {most} tokens per row, but {MAX_LENGTH} allows "
+            f"{tokens.max_length}; set {MAX_LENGTH} to at most {most}",
             MAX_LENGTH,
         )
 

@@ -60,12 +60,12 @@ class SourceMap:
             prefix, separator, target = rule.partition("=")
             if not separator or "://" not in prefix:
                 raise ValueError(
-                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// "
-                    "or https://host/"
+                    f"source map {rule!r} must have the form PREFIX=TARGET, with a prefix "
+                    "such as hf:// or https://host/"
                 )
             if scheme_of(target) not in MAPPED_SCHEMES:
                 folder = (
-                    f"; for a folder of this machine, use file://{target}"
+                    f"; for a directory of this machine, use file://{target}"
                     if target.startswith("/")
                     else ""
                 )
@@ -149,7 +149,7 @@ def parse_hub(uri: str) -> HubUri:
     rest, _, revision = uri.partition("://")[2].partition("@")
     parts = [part for part in rest.split("/") if part]
     if not parts or ".." in parts:
-        raise SourceError("has no repository; use hf://org/name or hf://org/name@revision")
+        raise SourceError("the URI has no repository; use hf://org/name or hf://org/name@revision")
     return HubUri("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
 
 
@@ -160,7 +160,7 @@ def parse_bucket(uri: str) -> tuple[str, str]:
     """
     bucket, _, key = uri.partition("://")[2].partition("/")
     if not bucket:
-        raise SourceError(f"has no bucket; use {scheme_of(uri)}://bucket/key")
+        raise SourceError(f"the URI has no bucket; use {scheme_of(uri)}://bucket/key")
     return bucket, key
 
 
@@ -180,7 +180,7 @@ def parse_azure(uri: str) -> AzureUri:
     """Split a URI of Azure Blob Storage; it names the account, as a blob's own URL does."""
     account, container, key = [*uri.partition("://")[2].split("/", 2), "", ""][:3]
     if not account or not container:
-        raise SourceError("has no container; use az://account/container/key")
+        raise SourceError("the URI has no container; use az://account/container/key")
     return AzureUri(account, container, key)
 
 
@@ -213,8 +213,8 @@ def parse_registry(uri: str) -> RegistryUri:
     name, colon, tag = name.partition(":")
     if not registry or not _REPOSITORY.fullmatch(name):
         raise SourceError(
-            "has no registry repository; use oci://registry/repository:tag or …@sha256:digest, in"
-            " lowercase"
+            "the URI has no repository; use oci://registry/repository:tag or "
+            "…@sha256:digest, in lowercase"
         )
     reference = digest if at else tag
     if (at or colon) and not is_reference(reference):
@@ -234,7 +234,7 @@ def parse_folder(uri: str) -> tuple[str, str]:
     """Return name (of a claim or ConfigMap) and path of a ``pvc://`` or ``configmap://`` URI."""
     name, _, path = uri.partition("://")[2].partition("/")
     if not name:
-        raise SourceError("has no path; use pvc://claim/path or configmap://name/key")
+        raise SourceError("the URI has no path; use pvc://claim/path or configmap://name/key")
     return name, path.strip("/")
 
 

@@ -332,7 +332,7 @@ class TritonClient:
     ) -> T:
         deadline = self._deadline_s if deadline_s is None else deadline_s
         if deadline <= 0:
-            raise DeadlineError(f"{action} at {self.address}: no time is left before the deadline")
+            raise DeadlineError(f"{action} at {self.address}: the deadline has passed")
         try:
             answer = await method(client_timeout=deadline, **arguments)
         except InferenceServerException as error:
@@ -350,7 +350,7 @@ class TritonClient:
         response = answer.get_response() if isinstance(answer, InferResult) else answer
         if not isinstance(response, UndecodedResponse):
             return answer
-        text = f"{action} at {self.address}: the response cannot be used: {response.reason}"
+        text = f"{action} at {self.address}: the response is not valid: {response.reason}"
         raise (
             TooLargeError(text) if response is TOO_LARGE else RejectedError(text, response.reason)
         )

@@ -124,7 +124,7 @@ def obtain(cache: Path | None = None) -> Distribution:
         offered = sorted(path.name for path in stub.parent.parent.glob("*"))
         raise DistributionError(
             f"{PACKAGE} {version} has no Python backend for Python {_PYTHON} (it has "
-            f"{', '.join(offered)}); use one of these"
+            f"{', '.join(offered)}); use one of these Python versions"
         )
     root = _lay_out(
         package / "tritonserver", stub, cache / f"tritonserver-{_key(package, version)}"
@@ -195,8 +195,8 @@ def _interpreter() -> Path:
     python3 = folder / "python3"
     if not python3.exists() or python3.resolve() != Path(sys.executable).resolve():
         raise DistributionError(
-            f"{python3} is not the interpreter that runs this program ({sys.executable}); run "
-            "it from a virtual environment"
+            f"{python3} is not the interpreter that runs this program ({sys.executable}); "
+            "run this program from a virtual environment"
         )
     return folder
 
@@ -272,8 +272,8 @@ def _download_libpython(cache: Path) -> Path:
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise DistributionError(
-                    f"{_LIBPYTHON} is not on this machine, and it cannot be fetched because "
-                    f"{tool} is missing: {hint}"
+                    f"{_LIBPYTHON} is not on this machine, and cannot be fetched, because "
+                    f"{tool} is missing; {hint}"
                 )
         with _atomic_folder(target) as folder:
             _run(["apt-get", "download", _DEBIAN_PACKAGE], folder, hint)
@@ -281,14 +281,14 @@ def _download_libpython(cache: Path) -> Path:
             if len(packages) != 1:
                 raise DistributionError(
                     f"apt-get download {_DEBIAN_PACKAGE} left {len(packages)} packages "
-                    f"instead of one: {hint}"
+                    f"instead of one; {hint}"
                 )
             _run(["dpkg-deb", "-x", str(packages[0]), str(folder)], folder, hint)
             packages[0].unlink()
     found = next(target.rglob(_LIBPYTHON), None)
     if found is None:
         raise DistributionError(
-            f"Debian's package {_DEBIAN_PACKAGE} does not contain {_LIBPYTHON}: {hint}"
+            f"Debian's package {_DEBIAN_PACKAGE} does not contain {_LIBPYTHON}; {hint}"
         )
     return found.parent
 
@@ -305,7 +305,7 @@ def _run(command: list[str], folder: Path, hint: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise DistributionError(
-            f"'{' '.join(command[:3])}' did not finish within {_DOWNLOAD_TIMEOUT_S:.0f} s: {hint}"
+            f"'{' '.join(command[:3])}' did not finish within {_DOWNLOAD_TIMEOUT_S:.0f} s; {hint}"
         ) from error
     if done.returncode != 0:
         reason = (done.stderr or done.stdout).strip().splitlines()

@@ -148,9 +148,7 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         case FailureKind.TOO_LARGE:
             return TooLargeError(f"{start} the response is larger than the client accepts")
         case FailureKind.RESTRICTED:
-            return RestrictedError(
-                f"{start} the control key is missing or is not the key of this pod"
-            )
+            return RestrictedError(f"{start} the control key is missing or does not match this pod")
         case FailureKind.NOT_READY:
             return NotReadyError(f"{start} {reason}")
         case FailureKind.UNREACHABLE:
@@ -170,8 +168,8 @@ def _rejection(kind: FailureKind, start: str, reason: str) -> RejectedError:
             return DeadBackendError(f"{start} {reason}", reason)
         case FailureKind.SHARED_MEMORY_FULL:
             return SharedMemoryFullError(
-                f"{start} the pod's shared memory (/dev/shm) is full; if that happens again, raise"
-                f" spec.server.sharedMemory ({reason})",
+                f"{start} the pod's shared memory (/dev/shm) is full ({reason}); if this "
+                "error persists, raise spec.server.sharedMemory",
                 reason,
             )
         case FailureKind.POLL_FAILED:

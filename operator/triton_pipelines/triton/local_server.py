@@ -166,7 +166,7 @@ class LocalTriton:
         """
         if not self.repository.is_dir():
             raise LocalTritonError(
-                f"{self.repository} is not a folder; specify the model repository to serve"
+                f"{self.repository} is not a directory; specify the model repository to serve"
             )
         if self._distribution is None:
             self._distribution = obtain()

@@ -36,8 +36,8 @@ def with_tensor_origin(graph: Graph, message: str, tensor: FaultyTensor | None) 
     if step is None or declared is None:
         return message
     return (
-        f"{_NOTE.sub('', message.rstrip())} (produced by {step.path}: step {step.name} declares its"
-        f" output as {declared}, and must return exactly that)"
+        f"{_NOTE.sub('', message.rstrip())} (produced by {step.path}: step '{step.name}' "
+        f"must return its output as declared, {declared})"
     )
 
 

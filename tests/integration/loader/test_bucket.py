@@ -163,7 +163,7 @@ def test_a_tokenizer_folder(
 @pytest.mark.parametrize(
     ("uri", "secret", "says"),
     [
-        ("s3://models/nope.bin", SECRET, "has no object nope.bin; check bucket, key and revision"),
+        ("s3://models/nope.bin", SECRET, "no object nope.bin; check bucket, key and revision"),
         ("s3://nobucket/nope.bin", SECRET, "check bucket, key and revision"),
         (
             "s3://models/nope.bin",

@@ -219,7 +219,7 @@ def test_requests_are_signed_with_the_key_file(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is not valid JSON"),
+        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey contains invalid JSON"),
         (
             {"serviceAccountKey": '{"type": "authorized_user"}'},
             "is not the key file of a service account",
@@ -243,7 +243,7 @@ def test_a_key_file_that_is_none(
 
 def test_what_gcs_does_not_have(keyed: Pod, google: Gcs) -> None:
     for uri, says in (
-        ("gs://models/nope", "has no object nope and no objects below it"),
+        ("gs://models/nope", "no object nope and no objects below it"),
         ("gs://models/bert@", "no objects below"),
     ):
         keyed.plan(item(uri, endpoint=google.url))
@@ -341,7 +341,7 @@ def test_credentials_that_do_not_fit(
 def test_what_azure_does_not_have(account: Pod, blobs: Azure) -> None:
     blobs.store("models")
     for where, says in (
-        (uri("nope/x.bin"), "has no object nope/x.bin"),
+        (uri("nope/x.bin"), "no object nope/x.bin"),
         (uri("x", "nocontainer"), "check"),
         (f"az://{ACCOUNT}", "has no container"),
     ):

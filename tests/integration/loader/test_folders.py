@@ -194,7 +194,7 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(
         (
             {"tokenizer.json": b'{"version": "1.0", "model": {"type": "Nope"}}'},
             LoadReason.INVALID_TOKENIZER,
-            "tokenizer.json cannot be used",
+            "tokenizer.json is not a valid tokenizer",
         ),
         (
             {"tokenizer.json": b"version https://git-lfs.github.com/spec/v1\n"},
@@ -210,7 +210,7 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(
         (
             {"vocab.txt": b"[UNK]\na\n", "tokenizer_config.json": b"{}"},
             LoadReason.INVALID_TOKENIZER,
-            "vocab.txt has no [SEP], [CLS]",
+            "vocab.txt does not contain [SEP], [CLS]",
         ),
         (
             {"vocab.txt": b"a\n", "tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer"}'},
@@ -249,9 +249,10 @@ def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minil
         [(LoadReason.INVALID_TOKENIZER, "spec.tokenizer.source")],
     )
     assert report.findings[0].message == (
-        "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor "
-        "inserts the first text 2 times, but pairs can be truncated only if each text occurs once; "
-        "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
+        "spec.tokenizer.source pvc://models: tokenizer.json is not a valid tokenizer: its "
+        "post_processor inserts the first text 2 times, but pairs can be truncated only if "
+        "each text occurs once; save it with a template such as [CLS] $A [SEP] $B:1 "
+        "[SEP]:1, or set truncation to Refuse"
     )
     assert not (pod.models / "tokenizer/1/tokenizer.json").exists()
     pod.plan(tokenizer("pvc://models"))
@@ -291,7 +292,7 @@ def test_external_data_outside_the_folder_is_refused(pod: Pod) -> None:
     pod.plan(model("pvc://models/net.onnx"))
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
-    assert "only files in or below the model's own folder" in report.findings[0].message
+    assert "outside the model's directory" in report.findings[0].message
 
 
 @pytest.mark.integration
@@ -310,8 +311,8 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
     )
     assert finding.message.splitlines() == [
         "pvc://models/model.onnx does not match spec.model (maxBatchSize 64, so shapes include"
-        " the batch axis): the type of input input_ids is INT64 in the file; the fixed"
-        " dimensions of output logits differ.",
+        " the batch axis): the type of input 'input_ids' is INT64 in the file; the fixed"
+        " dimensions of output 'logits' differ.",
         "       | tensor    | declared       | in file",
         "input  | input_ids | INT32 [-1, -1] | INT64 [batch, sequence]",
         "output | logits    | FP32 [-1, 2]   | FP32 [batch, 3]",
@@ -426,7 +427,7 @@ def test_broken_records_of_the_first_load_are_an_error(pod: Pod) -> None:
     pod.plan()
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
-    assert "resolved.json is not usable" in report.findings[0].message
+    assert "resolved.json is not valid" in report.findings[0].message
 
 
 @pytest.mark.integration

@@ -160,7 +160,7 @@ def test_a_token_of_the_environment_is_not_presented(
         ("no such revision", "has no revision v9"),
         ("gated", "is gated; accept its terms"),
         ("private", "set source.secretRef if it is private"),
-        ("no such file", "contains no file onnx/model.onnx at "),
+        ("no such file", "no file onnx/model.onnx at "),
     ],
 )
 def test_refusals_of_the_hub_are_final_and_clear(pod: Pod, case: str, says: str) -> None:

@@ -96,7 +96,7 @@ def test_a_pod_that_comes_later_takes_the_versions_of_the_first(pod: Pod, claim:
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
     assert (
-        "version 1, from which this pipeline revision was first loaded, no longer exists"
+        "version 1, which this pipeline revision was first loaded with, no longer exists"
         in report.findings[0].message
     )
     write(claim, "1/model.onnx")
@@ -123,15 +123,16 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
     [
         (
             model(pinned=3),
-            "version 3 is requested, but the source has only versions 1 and 2; publish version 3",
+            "versionPolicy requests version 3, but the source has only versions 1 and 2; publish",
         ),
         (
             model("pvc://models/bert/1", versions=PlanVersions(all=True)),
-            "requests several versions of the model, but the source is a folder without",
+            "requests multiple versions, but the source has only version 1, because it is a "
+            "directory without",
         ),
         (
             model("pvc://models/bert/1/model.onnx", pinned=2),
-            "the source is the single file model.onnx. Such a source contains only version 1",
+            "the source has only version 1, because it is the single file model.onnx",
         ),
         (model(file="model.plan"), "has no file 2/model.plan; 2/ contains model.onnx"),
     ],
@@ -230,7 +231,7 @@ def test_links_in_a_folder_may_not_point_outside(pod: Pod, claim: Path, tmp_path
     assert not (pod.models / "bert/1/inside.bin").is_symlink()
     for link, target, says in (
         ("out.bin", "/etc/passwd", "points outside its volume"),
-        ("sub", "blobs", "is a link to a folder"),
+        ("sub", "blobs", "is a link to a directory"),
         ("gone", "nowhere", "a broken link"),
     ):
         (claim / link).symlink_to(target)

@@ -256,7 +256,7 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (archive(("m/../../evil", b"x")), "is not a plain path below its folder"),
+        (archive(("m/../../evil", b"x")), "is not a plain path below its directory"),
         (
             archive(("m/model.bin", b"x"), links=(("m/link", "/etc/passwd", tarfile.SYMTYPE),)),
             "m/link is a link to /etc/passwd",
@@ -270,8 +270,8 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
             "m/dev is not a file",
         ),
         (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd"),
-        (gzip.compress(b"no archive at all" * 100), "not a usable tar archive"),
-        (archive(("m/model.bin", DATA))[:-100_000], "not a usable tar archive"),
+        (gzip.compress(b"no archive at all" * 100), "not a valid tar archive"),
+        (archive(("m/model.bin", DATA))[:-100_000], "not a valid tar archive"),
     ],
     # Of their own: those made of the bytes hold the time of compression, and differ between the
     # workers of one run.
@@ -294,7 +294,7 @@ def test_a_title_with_a_path_is_rejected(trusting: Pod, hub: Registry) -> None:
     trusting.plan(model(hub, "models/bad:v1"))
     code, report = trusting.load()
     assert code == 2
-    assert "is not a plain path below its folder" in report.findings[0].message
+    assert "is not a plain path below its directory" in report.findings[0].message
 
 
 @pytest.mark.proves("spec.source.secretRef.name", "behaviour")
@@ -336,7 +336,7 @@ def test_a_private_repository_with_each_form_of_secret(
             {".dockerconfigjson": '{"auths": {"other.example": {"auth": "eDp5"}}}'},
             "has no entry for 127.0.0.1",
         ),
-        ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is not valid JSON"),
+        ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson contains invalid JSON"),
         (
             {"password": "s3cret-token-41d8"},
             "the secret must contain .dockerconfigjson, or username and password (it has password)",
@@ -493,8 +493,8 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
     hub.push("models/bert", "v9", (FILE, {TITLE: "other.bin"}, b"x"))
     for uri, says in (
         ("models/bert:v8", "the registry has no models/bert:v8"),
-        ("models/bert:v9", "has no file model.bin; the folder contains other.bin"),
-        ("Models/bert:v9", "has no registry repository"),
+        ("models/bert:v9", "has no file model.bin; the directory contains other.bin"),
+        ("Models/bert:v9", "the URI has no repository"),
         ("models/bert:a b", "is not a valid OCI tag or digest"),
     ):
         trusting.plan(model(hub, uri))
@@ -502,4 +502,4 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
         assert code == 2, trusting.output
         assert says in report.findings[0].message
     trusting.plan(model(hub, "models/bert:v9", path="nope"))
-    assert "contains no file or folder nope" in trusting.load()[1].findings[0].message
+    assert "no file or directory nope" in trusting.load()[1].findings[0].message

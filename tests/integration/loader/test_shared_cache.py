@@ -169,7 +169,7 @@ def test_a_load_continues_without_its_cache_and_warns(
     )
     assert (cached.models / "bert/1/model.bin").read_bytes() == DATA
     assert (
-        "does not have 2.9 MiB of free space" if kind == "full" else "Not a directory"
+        "has too little free space for 2.9 MiB" if kind == "full" else "Not a directory"
     ) in report.findings[0].message
 
 

@@ -122,7 +122,7 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(
     assert good.error() is None
     assert wrong.error().message() == (
         f"row 1 of TEXT contains the token [NEW] (id {VOCABULARY}), which the model does "
-        "not know; remove it from the text"
+        "not know; remove this token from the text"
     )
 
 
@@ -160,8 +160,8 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
         "spec.tokenizer.maxLength",
     )
     assert (
-        f"accepts rows of at most {tinymodel.POSITIONS} tokens, but spec.tokenizer.maxLength "
-        "allows the tokenizer to send 65" in finding.message
+        f"accepts at most {tinymodel.POSITIONS} tokens per row, but "
+        "spec.tokenizer.maxLength allows 65" in finding.message
     )
 
 

@@ -307,7 +307,7 @@ async def test_alternating_managers_are_named_and_not_fought(
             namespace,
             "argocd and keda overwrite each other's spec.replicas",
         )
-        assert "remove replicas from the manifest" in found["message"]
+        assert "Remove replicas from the manifest" in found["message"]
         await ready(admin, namespace, 3)
         before = writes(proxy)
         for manager in ("argocd", "helm"):
@@ -322,7 +322,7 @@ async def test_alternating_managers_are_named_and_not_fought(
             admin,
             namespace,
             "argocd and helm alternately set the number of pods of Deployment p to",
-            "the operator no longer changes it",
+            "the operator no longer changes that number",
         )
 
 

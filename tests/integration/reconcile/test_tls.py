@@ -87,7 +87,9 @@ async def test_a_secret_is_read_if_the_chart_grants_its_name(
     ):
         await apply_any(admin, INFERENCE_PIPELINES, document)
         await eventually(
-            "the missing right is reported", partial(waits, "add it to rbac.tlsSecrets"), SECONDS
+            "the missing right is reported",
+            partial(waits, "add the Secret to rbac.tlsSecrets"),
+            SECONDS,
         )
         await rights_of_the_chart(
             admin,

@@ -289,21 +289,21 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
     [
         pytest.param(
             pipeline("scored", FIRST_ROW, [TEXT], [SCORE]),
-            "output SCORE has 1 rows, but the input has 2 (produced by spec.model: step model"
-            " declares its output as SCORE FP32[1], and must return exactly that)",
+            "output SCORE has 1 rows, but the input has 2 (produced by spec.model: step "
+            "'model' must return its output as declared, SCORE FP32[1])",
             id="of every request the first row alone",
         ),
         pytest.param(
             pipeline("raw", DOUBLES, [TEXT], [RAW]),
-            "output RAW is FP64, but is declared as FP32 (produced by spec.model: step model"
-            " declares its output as RAW FP32[2], and must return exactly that)",
+            "output RAW is FP64, but is declared as FP32 (produced by spec.model: step "
+            "'model' must return its output as declared, RAW FP32[2])",
             id="another type, read by clients",
         ),
         pytest.param(
             pipeline("read", DOUBLES, [TEXT], [RAW], postprocess={"type": "Softmax"}),
-            "inference input 'RAW' data-type is 'FP64', but model 'postprocess' expects 'FP32'"
-            " (produced by spec.model: step model declares its output as RAW "
-            "FP32[2], and must return exactly that)",
+            "inference input 'RAW' data-type is 'FP64', but model 'postprocess' expects "
+            "'FP32' (produced by spec.model: step 'model' must return its output as "
+            "declared, RAW FP32[2])",
             id="another type, read by a step",
         ),
     ],

@@ -247,7 +247,7 @@ REFUSED = {
     "is not valid UTF-8 (invalid start byte at byte 0)": texts("fox", b"\xff\xfe"),
     "is not valid UTF-8 (unexpected end of data at byte 1)": texts(b"a\xe2\x82"),
     "is not valid UTF-8 (invalid continuation byte at byte 0)": texts(b"\xed\xa0\x80"),
-    "more than the 12 allowed": texts("the fox", "fox " * 40),
+    "but at most 12 tokens are allowed": texts("the fox", "fox " * 40),
     "expected [rows, 1]": np.array([["a", "b"]], np.object_),
 }
 

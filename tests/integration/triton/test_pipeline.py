@@ -143,7 +143,7 @@ async def test_a_bad_request_fails_alone_in_company(tmp_path: Path) -> None:
     pipelines.write_pipeline(tmp_path, truncation="Refuse", delay_us=200_000)
     bad = {
         "row 1 of TEXT is not valid UTF-8": texts("fox", b"\xff"),
-        "more than the 32 allowed": texts("fox " * 40),
+        "but at most 32 tokens are allowed": texts("fox " * 40),
     }
     good = [["the fox"], ["a dog sleeps", "cat"], [""]]
     with triton_server(tmp_path, [pipelines.ENSEMBLE]) as server:

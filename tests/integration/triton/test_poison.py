@@ -39,7 +39,7 @@ def tokens(ids: list[list[int]], mask: list[list[int]] | None = None) -> dict[st
 
 POISONED_TEXTS = {
     "is not valid UTF-8": texts("fox", b"\xff\xfe"),
-    "more than the 32 allowed": texts("fox " * 40),
+    "but at most 32 tokens are allowed": texts("fox " * 40),
 }
 POISONED_TOKENS = {
     "length 0": (tokens([[]]), "has no elements"),

@@ -113,7 +113,7 @@ POISONED = {
     "no rows": (call(), ""),
     "more rows than a batch may have": (call(*["fox"] * 65), "batch-size must be <= 64"),
     "no UTF-8": (call("fox", b"\xff\xfe"), "is not valid UTF-8"),
-    "too long": (call("fox " * 60), "more than the 32 allowed"),
+    "too long": (call("fox " * 60), "but at most 32 tokens are allowed"),
     "ids beyond the vocabulary": (call("the fox", shift=1000), "out of data bounds"),
     "ids far below": (call("the fox", shift=-1000), "out of data bounds"),
     "other numbers of rows": ({**call("fox"), "SHIFT": np.zeros((2, 1), np.int64)}, "batch"),

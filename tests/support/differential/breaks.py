@@ -89,7 +89,7 @@ MODELS: Final = (
         RuleId.VERSION_POLICY, "tok", "version_policy.specific.versions", [2], "version not there"
     ),
     _set(RuleId.VERSION_POLICY, "tok", "version_policy.specific.versions", [], "no version named"),
-    Break(RuleId.VERSION_POLICY, "model", drop_files("model", "1/"), "no version folder"),
+    Break(RuleId.VERSION_POLICY, "model", drop_files("model", "1/"), "no version directory"),
     _add(RuleId.FIELD_VERSION, "tok", "model_metrics { }", "model_metrics"),
     _set(
         RuleId.FIELD_VERSION,

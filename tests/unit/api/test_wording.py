@@ -31,7 +31,7 @@ def test_messages_of_pydantic_follow_the_path_of_a_field() -> None:
         "must match pattern '^a$'",
         "names no namespace",
         "unknown field",
-        "is required",
+        "required",
     ]
 
 

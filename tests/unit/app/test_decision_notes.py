@@ -42,6 +42,6 @@ async def test_a_gpu_that_disagrees_is_news_and_its_digits_are_none(
     calm = await message_after(loop, 0.5)
     assert "GPU" not in calm
     busy = await message_after(loop, 0.97)
-    assert "the GPU is at least 90% utilized, but model is less than" in busy
+    assert "the GPU is at least 90% utilized, but step 'model' is less than" in busy
     assert await message_after(loop, 0.95) == busy, "no status is written for two percent"
     assert "GPU" not in await message_after(loop, 0.5), "what is over is not told any longer"

@@ -58,7 +58,7 @@ def test_kubectl_gets_the_context() -> None:
     assert done.output.count("sentiment --context east") == 2
     refused = CliRunner().invoke(app, ["tune", str(SAMPLES / "sentiment.yaml"), "--context=east"])
     assert isinstance(refused.exception, CommandError)
-    assert "--context: allowed only with --in-cluster" in str(refused.exception)
+    assert "--context is allowed only with --in-cluster" in str(refused.exception)
 
 
 def test_without_a_namespace_kubectl_takes_its_own() -> None:
@@ -83,14 +83,14 @@ def test_the_option(messages: Messages) -> None:
     ("option", "instead"),
     [
         (["--slo", "50"], "spec.slo.p99Milliseconds"),
-        (["--rows", "2"], "omit it"),
+        (["--rows", "2"], "omit this option"),
         (["--output", "json"], "status.tuning"),
         (["--cores", "2"], "spec.server"),
     ],
 )
 def test_an_option_that_is_not_carried_is_refused_by_name(option: list[str], instead: str) -> None:
     failure, said = refused("sentiment", "--in-cluster", *option)
-    assert f"{option[0]}: not supported with --in-cluster" in str(failure)
+    assert f"{option[0]} is not supported with --in-cluster" in str(failure)
     assert instead in str(failure)
     assert said == ""
 
@@ -116,13 +116,13 @@ def refused(*arguments: str) -> tuple[CommandError, str]:
         (["--seconds", "inf"], "--seconds: "),
         (["--cores", "inf"], "--cores: "),
         (["--rate", "inf"], "--rate: "),
-        (["--texts", "texts.txt", "--lengths", "median=8"], "--lengths: "),
+        (["--texts", "texts.txt", "--lengths", "median=8"], "--texts and --lengths "),
         (["--server", "127.0.0.1:1", "--mounts", "/tmp"], "--mounts: "),
         (
             ["--plot", "no-such-folder/plot.svg"],
-            "--plot: cannot write no-such-folder/plot.svg: folder no-such-folder does not exist",
+            "--plot: cannot write no-such-folder/plot.svg: directory no-such-folder does not exist",
         ),
-        (["--report-file", "."], "--report-file: cannot write .: is a folder"),
+        (["--report-file", "."], "--report-file: cannot write .: is a directory"),
         (["--server", ""], "--server: '' is not the address"),
         (
             ["--server", "http://127.0.0.1:8001"],

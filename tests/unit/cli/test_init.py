@@ -455,7 +455,7 @@ def _taken(model: Model) -> list[str]:
         ),
         (
             _break({"logits": (FLOAT, None)}),
-            r"\(logits\)",
+            r"\(outputs: logits\)",
         ),
         (_break(LOGITS, None, "--labels", "a,b,c"), "2 classes"),
         (_break(LOGITS, None, "--labels", "a,a"), "once"),
@@ -465,7 +465,7 @@ def _taken(model: Model) -> list[str]:
             _break(LOGITS, None, "--postprocess", "MeanPooling"),
             r"FP32\[2\]",
         ),
-        (_break(HIDDEN, None, "--labels", "a,b"), "classes"),
+        (_break(HIDDEN, None, "--labels", "a,b"), "class scores"),
         (_break(LOGITS, None, "--name", "Not A Name"), "resource name"),
         (_break(LOGITS, None, "--source-uri", "models/x"), "URI"),
         (lambda _: [], "repository"),

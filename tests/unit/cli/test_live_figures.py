@@ -85,7 +85,7 @@ def test_figures_are_those_of_the_pods(tmp_path: Path) -> None:
     [
         ("refused", "b: connection refused"),
         ("status", "b: returned HTTP status 503"),
-        ("page", "b: has no nv_inference_* series"),
+        ("page", "b: the page has no nv_inference_* series"),
         ("none", "0 pods are ready"),
         ("forbidden", "the API server returned status 403 for pods/portforward"),
     ],

@@ -116,7 +116,7 @@ def test_figures_have_the_time_of_their_last_change(
         in tritonpipe("scaling", "sentiment", "--kubeconfig", file).out
     )
     assert (
-        "Numbers of 2026-01-01T12:00:07Z:"
+        "Values from 2026-01-01T12:00:07Z:"
         in tritonpipe("explain", "sentiment", "--kubeconfig", file).out
     )
 

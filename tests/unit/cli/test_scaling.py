@@ -120,8 +120,8 @@ def test_the_guide_shows_what_comes() -> None:
     document = pipeline()
     document["metadata"]["namespace"] = "default"
     reason = (
-        "model is 99% busy, and the GPU is 97% utilized; 41 requests are queued for model and 0"
-        " for tokenizer, so more tokenizer instances would not help"
+        "step 'model' is 99% busy, and the GPU is 97% utilized; 41 requests are queued for step "
+        "'model' and 0 for step 'tokenizer', so more tokenizer instances would not help"
     )
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
@@ -176,7 +176,8 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["PrometheusError: ", "PrometheusError for 62 s: increased to 2 (RecentMax); "]
+    "before",
+    ["PrometheusError: ", "PrometheusError for 62 s: the count was increased to 2 (RecentMax); "],
 )
 def test_what_two_conditions_and_a_step_say_is_said_once(before: str) -> None:
     document = pipeline("Unknown")

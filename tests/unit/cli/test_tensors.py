@@ -157,7 +157,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([TEXT], {}, "BYTES"),
         ([TEXT], {"values": ["NAME=a"]}, "BYTES"),
         ([TEXT], {"values": ["TEXT"]}, "NAME"),
-        ([IDS], {"texts": ["a"]}, "requires another text input"),
+        ([IDS], {"texts": ["a"]}, "no text input for this value"),
         ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair"),
         (
             [TEXT, PASSAGE],
@@ -168,7 +168,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         (
             [IDS],
             {"values": ["IDS=[[1,2],[3]]"]},
-            "lists of different lengths|is no list of numbers",
+            "must contain only numbers, in lists of the same length",
         ),
         ([IDS], {"values": ["IDS=[1,"]}, "JSON"),
         ([IDS], {"values": ["IDS=[[[1]]]"]}, "INT64"),
@@ -176,7 +176,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([IMAGE], {"values": ["IMAGE=1,2"]}, "IMAGE"),
         ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, r"no-such\.npy"),
         ([IMAGE], {"files": [f"IMAGE={__file__}"]}, r"numpy\.save"),
-        ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
+        ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "omit one"),
     ],
 )
 def test_what_does_not_fit_is_said(

@@ -17,7 +17,7 @@ from triton_pipelines.cli.main import application
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "sentiment.yaml"
 SERVER = "127.0.0.1:8001"
-KEPT = "the original settings could not be restored; restart the server"
+KEPT = "the original settings could not be restored, so restart the Triton server"
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ),
         ("metadata: {name: a}", "InferencePipeline"),
         ("a: &x [*x]", "alias"),
-        ("2020-01-01: x", "valid resource"),
+        ("2020-01-01: x", "resource is not valid"),
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])

@@ -22,7 +22,12 @@ def test_the_picture_shows_every_command_and_its_result() -> None:
     text = shown(SVG)
     for command in SESSION:
         assert command in text
-    for result in ("3 labels are given, but logits has 2 classes", "is served by", "positive"):
+    for result in (
+        "the list has 3 labels, but output",
+        "has 2 classes",
+        "is served by",
+        "positive",
+    ):
         assert result in text
     assert "Traceback" not in text
 

@@ -29,17 +29,17 @@ BLOCKS = 12
 SEEDS_PER_BLOCK = 42
 # Triton would load these, but the import stops: the choice or the files of a user are needed.
 NEEDS_USER = re.compile(
-    r"contains no ensemble; choose|extra0/config\.pbtxt"
-    r"|does not exist, because the folder has|input: is missing|model\.json: is missing"
+    "contains no ensemble; choose|extra0/config\\.pbtxt|does not exist; the directory "
+    "has|input is missing|model\\.json: the file with the engine arguments is missing"
 )
 # Limits of the resource, each with its field.
 LIMITS = re.compile(
-    r"maxBatchSize\): must be at most 65536"
-    r"|instances(\.groups\[\d+\])?\.count\): must be at most 256"
-    r"|dims\): must have at most 16 items"
-    r"|instances(\.groups\[\d+\])?\.gpus\[\d+\]\): must be at most 63"
-    r"|platform\): backend 'tensorflow'|backend\): 'Custom-Backend'"
-    r"|instances\.profiles|instances\.groups.*profile|steps call different versions|gpus\): must be"
+    r"maxBatchSize: must be at most 65536"
+    r"|instances(\.groups\[\d+\])?\.count: must be at most 256"
+    r"|dims: must have at most 16 items"
+    r"|instances(\.groups\[\d+\])?\.gpus\[\d+\]: must be at most 63"
+    r"|platform: backend 'tensorflow'|backend: 'Custom-Backend'"
+    r"|instances\.profiles|instances\.groups.*profile|steps call different versions|gpus: must be"
 )
 
 

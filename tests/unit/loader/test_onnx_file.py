@@ -93,7 +93,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
         (
             check(inputs=(tensor("input_ids", "INT64", -1),)),
             FILE,
-            ["input attention_mask is not declared", "attention_mask | absent"],
+            ["input 'attention_mask' is not declared", "attention_mask | absent"],
         ),
         (
             check(
@@ -104,23 +104,23 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
                 )
             ),
             FILE,
-            ["input mask is not in the file", "INT64 [-1, -1] | absent"],
+            ["input 'mask' is not in the file", "INT64 [-1, -1] | absent"],
         ),
         (
             check(outputs=(tensor("output", "FP32", 2),)),
             FILE,
-            ["output output is not in the file", "spec.model.outputs: [{name: logits,"],
+            ["output 'output' is not in the file", "spec.model.outputs: [{name: logits,"],
         ),
         (
             check(outputs=(tensor("logits", "FP32", 3),)),
             FILE,
-            ["the fixed dimensions of output logits differ", "dims: [2]}]"],
+            ["the fixed dimensions of output 'logits' differ", "dims: [2]}]"],
         ),
         # Triton refuses -1 where the file is fixed.
         (
             check(outputs=(tensor("logits", "FP32", -1),)),
             FILE,
-            ["the fixed dimensions of output logits differ", "dims: [2]}]"],
+            ["the fixed dimensions of output 'logits' differ", "dims: [2]}]"],
         ),
         (
             check(outputs=(tensor("logits", "FP32", 3),)),
@@ -129,14 +129,14 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
                 (FileTensor("logits", "FP32", ("batch", 2), optional=frozenset({1})),),
                 (),
             ),
-            ["the fixed dimensions of output logits differ", "dims: [2]}]"],
+            ["the fixed dimensions of output 'logits' differ", "dims: [2]}]"],
         ),
         # Triton compares outputs exactly: -1 with what is dynamic in the file.
         (
             check(),
             OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ("batch", "n")),), ()),
             [
-                "output logits has a dynamic axis, which must be declared as -1",
+                "output 'logits' has a dynamic axis, which must be declared as -1",
                 "FP32 [-1, 2]",
                 "dims: [-1]}]",
             ],
@@ -149,31 +149,37 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
                 (),
             ),
             [
-                "input input_ids has no shape in the file",
-                "output logits has no shape in the file",
+                "input 'input_ids' has no shape in the file",
+                "output 'logits' has no shape in the file",
                 "Export the model with shapes for input_ids, logits.",
             ],
         ),
         (
             check(outputs=(tensor("logits", "FP16", 2),)),
             FILE,
-            ["output logits is FP32", "dataType: FP32"],
+            ["type of output 'logits' is FP32", "dataType: FP32"],
         ),
         (
             check(outputs=(tensor("hidden", "FP32", 384),)),
             FILE,
-            ["output hidden has rank 3, not 2", "dims: [-1, 384]"],
+            [
+                "output 'hidden' has rank 3 in the file, but is declared with rank 2",
+                "dims: [-1, 384]",
+            ],
         ),
         (
             check(batch=0, outputs=(tensor("logits", "FP32", 2),)),
             FILE,
-            ["output logits has rank 2, not 1", "dims: [-1, 2]"],
+            [
+                "output 'logits' has rank 2 in the file, but is declared with rank 1",
+                "dims: [-1, 2]",
+            ],
         ),
         (
             check(),
             OnnxFile((FileTensor("input_ids", "INT64", (1, "s")), MASK), (LOGITS,), ()),
             [
-                "fixed batch axis of 1",
+                "fixed batch axis of size 1",
                 "use spec.model.maxBatchSize: 0 and all axes in dims:",
                 "{name: input_ids, dataType: INT64, dims: [1, -1]}",
             ],
@@ -181,12 +187,16 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
         (
             check(),
             OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ()),), ()),
-            ["output logits is a scalar and has no batch axis"],
+            ["output 'logits' is a scalar and has no batch axis"],
         ),
         (
             check(),
             OnnxFile((IDS, MASK), (FileTensor("logits", "sequence", None),), ()),
-            ["output logits is sequence", "Triton has no data type for logits", "zipmap disabled"],
+            [
+                "type of output 'logits' is sequence",
+                "Triton has no data type for logits",
+                "disable zipmap",
+            ],
         ),
     ],
 )

@@ -68,10 +68,9 @@ def test_an_id_beyond_the_table(file: Path, change: Callable[[Any], None]) -> No
     onnx.save(model, str(file))
     (misfit,) = found(file, HighestTokenId(VOCABULARY, "[NEW]"))
     assert misfit == TokenizerMismatch(
-        "hf://org/tokenizer can emit token ID 50 ([NEW]), but hf://org/model accepts 50 IDs (0 "
-        "to 49) for input_ids; "
-        "use the tokenizer that the model was trained with, or a model whose embedding table "
-        "was resized to it"
+        "hf://org/tokenizer can emit token ID 50 ([NEW]), but hf://org/model accepts 50 IDs "
+        "(0 to 49) for input_ids; use the tokenizer that the model was trained with, or "
+        "resize the model's embedding table"
     )
 
 
@@ -84,9 +83,9 @@ def test_rows_longer_than_the_positions(file: Path, places: Places) -> None:
     for wanted in (most + 1, 512):
         (misfit,) = found(file, wanted=tokens(wanted, types=True))
         assert misfit == TokenizerMismatch(
-            f"hf://org/model accepts rows of at most {most} tokens, but "
-            f"spec.tokenizer.maxLength allows the tokenizer to send {wanted}; "
-            f"set spec.tokenizer.maxLength to at most {most}",
+            f"hf://org/model accepts at most {most} tokens per row, but "
+            f"spec.tokenizer.maxLength allows {wanted}; set spec.tokenizer.maxLength to at "
+            f"most {most}",
             "spec.tokenizer.maxLength",
         )
 

@@ -68,7 +68,7 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
     ("text", "words"),
     [
         ("", "must be a mapping"),
-        ("connections: []", "connections: must have at least one"),
+        ("connections: []", "connections must have at least one"),
         ("a: [", "YAML"),
         ("connections: [{name: a}]", r"connections\[0\].url"),
         ("connections: [{url: 'http://a', token: x}]", r"connections\[0\].token"),
@@ -101,7 +101,7 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
             "connections: [{url: 'https://a', tls: {certFile: /c}}]",
             r"connections\[0\].tls",
         ),
-        ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "use https"),
+        ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "requires an https:// URL"),
         (
             "connections: [{url: 'https://a', security: Maybe}]",
             r"connections\[0\].security",
@@ -119,7 +119,7 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
         ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b'"),
         (
             "connections: [{url: 'https://a', matchers: {pod: x}}]",
-            "pod is a label that the operator sets itself; remove it from matchers",
+            "pod is set by the operator; remove that label from matchers",
         ),
         (
             "connections: [{url: 'https://a', labels: {pod: __name__}}]",

@@ -293,7 +293,7 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         (
             [{"name": name, "shape": [1, 2, 1], "data": ["1"]} for name in "AB"],
             "spec.health.inputs[0].shape",
-            "does not match A, whose shape including the batch axis is [-1, -1]",
+            "does not match the shape [-1, -1] of input 'A'",
         ),
         (
             [{"name": name, "shape": [9, 1], "data": ["1"]} for name in "AB"],

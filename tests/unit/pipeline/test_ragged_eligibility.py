@@ -37,7 +37,7 @@ HINDRANCES: dict[str, tuple[dict[str, Any], str]] = {
     "batching off": ({"dynamicBatching": {"mode": "Disabled"}}, "its batching is disabled"),
     "versions": (
         {"versionPolicy": {"all": {}}, "source": {"uri": "s3://models/folder"}},
-        "several versions",
+        "multiple versions",
     ),
     "patched": ({"configPatch": {"batchInput": []}}, "configPatch sets batchInput"),
     "no mask": ({"inputs": [IDS]}, "it does not read an attention mask"),

@@ -36,7 +36,7 @@ def test_scaling_pods_requires_a_scaled_step_and_metrics() -> None:
     )
     assert "no step is scaled live" in nothing
     (nobody,) = warned("spec.scaling.pods", **merge(PODS, {"scaling": {"mode": "Disabled"}}))
-    assert "does not change while scaling.mode is Disabled" in nobody
+    assert "does not change while spec.scaling.mode is Disabled" in nobody
 
 
 def test_cpu_in_place_needs_something_to_grow() -> None:

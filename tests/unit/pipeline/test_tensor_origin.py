@@ -8,10 +8,7 @@ from tests.support.builders import built
 from triton_pipelines.triton.faulty_tensor import FaultyTensor, rejected_input
 from triton_pipelines.triton.tensor_origin import with_tensor_origin
 
-MADE = (
-    "(produced by spec.model: step model declares its output as logits FP32[2], and must return "
-    "exactly that)"
-)
+MADE = "(produced by spec.model: step 'model' must return its output as declared, logits FP32[2])"
 
 
 @pytest.mark.parametrize(

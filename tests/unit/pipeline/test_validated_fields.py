@@ -38,7 +38,7 @@ def _messages(**changes: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.proves("spec.model.lengths.max", "behaviour")
 def test_texts_longer_than_the_model_takes_are_warned_of() -> None:
     assert (
-        "(256), so longer texts fail; set it to 256"
+        "(256), so longer texts fail; set tokenizer.maxLength to 256"
         in _messages(model={"lengths": {"max": 256}})["spec.tokenizer.maxLength"]
     )
     assert "spec.tokenizer.maxLength" not in _messages(model={"lengths": {"max": 512}})

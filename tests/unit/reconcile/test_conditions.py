@@ -167,7 +167,7 @@ def test_first_rollout_step_by_step(messages: Messages) -> None:
     assert (
         served.pod(ready=True)
         .conditions()["Available"]["message"]
-        .startswith("2 pods answer requests (revision ")
+        .startswith("2 pods serve requests (revision ")
     )
 
 
@@ -337,7 +337,7 @@ def test_crash_loop_shows_the_end_of_the_log() -> None:
     }
     scene = Scene().pod(server=server)
     assert scene.reasons()["Ready"] == "False ServerCrashed"
-    assert "restarted 5" in scene.message()
+    assert "restarts: 5" in scene.message()
     assert scene.message().endswith("Segmentation fault")
     assert len(scene.message()) < 1000
 
@@ -546,7 +546,7 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (1, "code 1)"),
+        (1, "code 1;"),
         (136, "SIGFPE"),
         (137, "SIGKILL"),
         (255, "255"),

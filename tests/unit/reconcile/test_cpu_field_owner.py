@@ -93,7 +93,7 @@ def test_a_manager_that_resizes_again_is_named_and_wins() -> None:
     assert [event.warning for event in events] == [True], "told once"
     found = limited(made)
     assert (found["status"], found["reason"]) == ("True", "CPUOwnerConflict")
-    for word in (VPA, made.pods[0].name, "3750m", "updateMode Off"):
+    for word in (VPA, made.pods[0].name, "3750m", "updateMode to Off"):
         assert word in found["message"]
     assert made.state.cpu_resize.kept_by == VPA
     assert made.condition("Ready")["status"] == "True"

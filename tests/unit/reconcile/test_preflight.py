@@ -91,7 +91,7 @@ def test_a_source_that_appears_continues_the_rollout(strategy: str) -> None:
     assert len(world.serving) == 1
     assert world.reasons()["Reconciling"] == "True SourceUnavailable"
     assert "Stalled" not in world.reasons()
-    assert "no pod serves" not in world.condition("Ready")["message"]
+    assert "serves no requests" not in world.condition("Ready")["message"]
     world.preflight = PASSES
     world.settle()
     assert world.reasons()["Ready"] == "True Succeeded"

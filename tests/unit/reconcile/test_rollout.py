@@ -193,11 +193,11 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
         f"rolled back to revision {old} ",
         "ModelMismatch",
         "output logits is FP16",
-        "retries it when the spec",
+        "change the spec to retry",
     ):
         assert word in message
     assert gap, "there was no gap to announce"
-    assert any("no pod serves until the new one is ready" in text for text in gap)
+    assert any("the pipeline serves no requests until the new pod is ready" in text for text in gap)
     assert world.state.rollout.verified == old
 
 

@@ -134,7 +134,7 @@ BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
     "P-521": (
         lambda _: AUTHORITY.secret(key=ec.generate_private_key(ec.SECP521R1())),
         TlsMode.SIMPLE,
-        "request it with an RSA key, or with an ECDSA key on the curve P-256 or P-384",
+        "request a certificate with an RSA key, or with an ECDSA key on the curve P-256 or P-384",
     ),
     "of another authority": (
         lambda c: c | {"ca.crt": OTHER.certificate},

@@ -76,11 +76,10 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     assert world.reasons()["Available"] == "True Serving"
     said = world.condition("Ready")["message"]
     assert said == (
-        f"revision {new} serves, but violates the SLO that revision {old} met, and was rolled "
-        "back to it: its p99 in the server was at least 90.0 ms"
-        f" for 75 s at 55 requests/s per pod; the p99 of revision {old} was at most 40.0 ms at "
-        "50 requests/s per pod; spec.slo allows 80 ms; "
-        "the operator retries it when the spec changes"
+        f"revision {new} serves, but violates the SLO that revision {old} met, and was "
+        "rolled back to it: its p99 in the server was at least 90.0 ms for 75 s at 55 "
+        f"requests/s per pod; the p99 of revision {old} was at most 40.0 ms at 50 "
+        "requests/s per pod; spec.slo allows 80 ms; change the spec to retry"
     )
     world.settle()
     assert {pod.revision for pod in world.serving} == {old}

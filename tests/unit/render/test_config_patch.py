@@ -69,13 +69,13 @@ def test_zero_and_false_are_set() -> None:
 
 def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
     assert _patched({"optimisation": {}})[1][0].startswith(
-        "configPatch.optimisation: is not a field of Triton's ModelConfig; its fields are backend"
+        "configPatch.optimisation: unknown field of Triton's ModelConfig; its fields are backend"
     )
     assert _patched({"optimization": {"graph": {"level": "high"}}})[1][0].startswith(
         "configPatch.optimization.graph.level: must be an integer, not 'high'"
     )
     assert _patched({"optimization": {"graph": {"level": 2**40}}})[1][0].startswith(
-        "configPatch.optimization.graph.level: is not valid for this field of Triton's "
+        "configPatch.optimization.graph.level: invalid value for this field of Triton's "
     )
     assert _patched({"modelTransactionPolicy": {"decoupled": "yes"}})[1] == [
         "configPatch.modelTransactionPolicy.decoupled: must be true or false, not 'yes'"
@@ -91,7 +91,7 @@ def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
 def test_a_field_that_the_product_does_not_support_is_refused() -> None:
     _, findings = _patched({"modelRepositoryAgents": {"agents": [{"name": "checksum"}]}})
     (finding,) = findings
-    assert finding.startswith("configPatch.model_repository_agents: is not supported")
+    assert finding.startswith("configPatch.model_repository_agents: the field is not supported")
 
 
 def test_what_requests_may_omit_is_set_by_the_resource_alone() -> None:

@@ -70,12 +70,13 @@ def test_without_the_field_nothing_is_rendered() -> None:
         ),
         (
             {"server": {"gpuMemory": "8Gi"}, "model": {"instances": {"count": 1, "kind": "CPU"}}},
-            "spec.server.gpuMemory: limits the memory of ONNX Runtime on a GPU, but no step runs in"
-            " the onnxruntime backend on a GPU; remove it",
+            "spec.server.gpuMemory: gpuMemory limits ONNX Runtime on a GPU, but no step "
+            "runs in the onnxruntime backend on a GPU; remove gpuMemory",
         ),
         (
             {"server": {"gpuMemory": "8Gi"}, "model": {"parameters": {"gpu_mem_limit": "1"}}},
-            "spec.model.parameters: gpu_mem_limit is set by server.gpuMemory; remove one of them",
+            "spec.model.parameters: gpu_mem_limit is also set by spec.server.gpuMemory; "
+            "remove one of the two settings",
         ),
     ],
 )

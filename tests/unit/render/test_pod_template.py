@@ -212,23 +212,23 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"metadata": {"labels": {"app.kubernetes.io/name": "x"}}},
         "metadata.labels[app.kubernetes.io/name]",
-        "is set by the operator",
+        "set by the operator",
     ),
     (
         {"metadata": {"labels": {"tritonpipelines.io/revision": None}}},
         "metadata.labels[tritonpipelines.io/revision]",
-        "is set by the operator",
+        "set by the operator",
     ),
     (
         {"metadata": {"annotations": {"tritonpipelines.io/paused": "true"}}},
         "metadata.annotations[tritonpipelines.io/paused]",
-        "is set by the operator",
+        "set by the operator",
     ),
-    ({"metadata": {"labels": None}}, "metadata.labels", "null would remove all of them"),
-    ({"metadata": {"name": "x"}}, "metadata.name", "has no effect on pods"),
-    ({"metadata": None}, "metadata", "null would remove it entirely"),
-    ({"spec": None}, "spec", "null would remove it entirely"),
-    ({"kind": "Pod"}, "kind", "is not a field of a pod template"),
+    ({"metadata": {"labels": None}}, "metadata.labels", "null would remove every key"),
+    ({"metadata": {"name": "x"}}, "metadata.name", "no effect on pods"),
+    ({"metadata": None}, "metadata", "null would remove the whole field"),
+    ({"spec": None}, "spec", "null would remove the whole field"),
+    ({"kind": "Pod"}, "kind", "the field does not exist in a pod template"),
     ({"spec": {"containers": None}}, "spec.containers", "null would also remove the operator's"),
     (
         {"spec": {"initContainers": None}},
@@ -273,15 +273,15 @@ OWNED: list[tuple[Any, str, str]] = [
             ("image", "x:1", "use spec.server.image instead"),
             ("image", None, "use spec.server.image instead"),
             ("imagePullPolicy", "Never", "use spec.server.imagePullPolicy instead"),
-            ("command", ["sh"], "is set by the operator; remove it"),
+            ("command", ["sh"], "set by the operator; remove the field"),
             ("args", ["--x"], "use spec.server.args instead"),
-            ("ports", [], "is set by the operator"),
-            ("readinessProbe", None, "is set by the operator"),
-            ("livenessProbe", {}, "is set by the operator"),
-            ("startupProbe", {}, "is set by the operator"),
+            ("ports", [], "set by the operator"),
+            ("readinessProbe", None, "set by the operator"),
+            ("livenessProbe", {}, "set by the operator"),
+            ("startupProbe", {}, "set by the operator"),
             ("lifecycle", {}, "use spec.rollout.drainSeconds instead"),
-            ("env", None, "null would remove it entirely"),
-            ("volumeMounts", None, "null would remove it entirely"),
+            ("env", None, "null would remove the whole field"),
+            ("volumeMounts", None, "null would remove the whole field"),
             ("resources", None, "use spec.server.resources instead"),
         ]
     ],
@@ -292,8 +292,8 @@ OWNED: list[tuple[Any, str, str]] = [
             words,
         )
         for name, words in [
-            ("TRITONPIPE_SITE", "is set by the operator"),
-            ("AIP_MODE", "is set by the operator"),
+            ("TRITONPIPE_SITE", "set by the operator"),
+            ("AIP_MODE", "set by the operator"),
             ("NVIDIA_VISIBLE_DEVICES", "server.gpu"),
         ]
     ],
@@ -305,7 +305,7 @@ OWNED: list[tuple[Any, str, str]] = [
                 }
             },
             f"spec.containers[triton].volumeMounts[{path}]",
-            "mount it elsewhere",
+            "choose another mount path",
         )
         for path in (
             "/tritonpipe",
@@ -348,17 +348,17 @@ OWNED: list[tuple[Any, str, str]] = [
             }
         },
         "spec.initContainers[load].env[TRITONPIPE_SOURCE_MAP]",
-        "is set by the operator",
+        "set by the operator",
     ),
     (
         {"spec": {"initContainers": [{"name": "triton", "image": "x"}]}},
         "spec.containers[triton]",
-        "is used by two",
+        "used by two",
     ),
     (
         {"spec": {"containers": [{"name": "load", "image": "x"}]}},
         "spec.containers[load]",
-        "is used by two",
+        "used by two",
     ),
     (
         {
@@ -460,8 +460,9 @@ def test_the_operator_may_forbid_it() -> None:
     forbidden = options(pod_template=PodTemplateMode.FORBID)
     (reported,) = findings({"spec": {}}, forbidden)
     assert reported == (
-        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields "
-        "of spec.server, or ask the operator's administrator"
+        f"{FIELD}: this operator forbids podTemplate (--pod-template=forbid); use other "
+        "fields of spec.server, or ask the operator's administrator to set "
+        "--pod-template=allow"
     )
     assert not built(forbidden).findings
 

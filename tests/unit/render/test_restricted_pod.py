@@ -175,9 +175,9 @@ def test_labels_and_annotations_are_on_a_list(part: str) -> None:
 def test_service_accounts_are_on_a_list() -> None:
     changes: dict[str, Any] = {"server": {"serviceAccountName": "deployer"}}
     assert of_spec(**changes) == [
-        "spec.server.serviceAccountName: deployer is not a service account that pipelines can use"
-        " (default); use one of these, or ask the operator's administrator to add it to"
-        " --service-accounts"
+        "spec.server.serviceAccountName: pipelines cannot use service account 'deployer'; "
+        "use default, or ask the operator's administrator to add 'deployer' to "
+        "--service-accounts"
     ]
     listed = options(service_accounts=("deployer",))
     assert of_spec(listed, **changes) == []

@@ -149,7 +149,7 @@ def test_a_wrong_request_fails_alone(folder: Path, padding: str) -> None:
         "UTF-8": texts("the", b"\xff\xfe"),
         "shape": np.array([[b"a", b"b"]], dtype=np.object_),
         "no rows": texts(),
-        "has 32 tokens, more than the 12 allowed": texts("a dog", "fox " * 30),
+        "has 32 tokens, but at most 12 tokens are allowed": texts("a dog", "fox " * 30),
     }
     requests = [InferenceRequest({"TEXT": array}) for array in wrong.values()]
     requests.insert(2, InferenceRequest({"TEXT": texts(*good)}))
@@ -352,8 +352,8 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
             "attention_mask is 'Mask'",
         ),
         ({"text": "QUERY"}, "exactly one input, QUERY of TYPE_STRING"),
-        ({"tokenizer_file": "model.onnx"}, "model.onnx: cannot be read as a tokenizer"),
-        ({"tokenizer_file": "absent.json"}, "absent.json: cannot be read as a tokenizer"),
+        ({"tokenizer_file": "model.onnx"}, "model.onnx is not a valid tokenizer"),
+        ({"tokenizer_file": "absent.json"}, "absent.json is not a valid tokenizer"),
     ],
 )
 def test_a_wrong_configuration_is_refused_at_load(

@@ -184,7 +184,7 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(
         )
         assert wrong.error().message() == (
             f"row 1 of TEXT contains the token <video> (id {len(PLACES) + 1}), which the "
-            "model does not know; remove it from the text"
+            "model does not know; remove this token from the text"
         )
         assert first.error().message().startswith("row 0 of TEXT contains the token <video>")
         the, new, york = (PLACES[word] for word in ("the", "new", "york"))

@@ -161,21 +161,22 @@ LONG = "fox " * 30
         (
             "Refuse",
             (LONG, "a dog"),
-            "row 1 of QUERY and PASSAGE has 35 tokens, more than the 12 allowed; shorten the text",
+            "row 1 of QUERY and PASSAGE has 35 tokens, but at most 12 tokens are allowed; "
+            "shorten the text",
         ),
         (
             "OnlyFirst",
             ("a dog", LONG),
             "row 1: PASSAGE has 30 tokens, which with 3 special tokens leaves no room for "
-            "QUERY within the 12 allowed, and truncation OnlyFirst "
-            "shortens only QUERY; shorten PASSAGE",
+            "QUERY within the maximum of 12, and truncation OnlyFirst shortens only QUERY; "
+            "shorten PASSAGE",
         ),
         (
             "OnlySecond",
             (LONG, "a dog"),
             "row 1: QUERY has 30 tokens, which with 3 special tokens leaves no room for "
-            "PASSAGE within the 12 allowed, and truncation OnlySecond "
-            "shortens only PASSAGE; shorten QUERY",
+            "PASSAGE within the maximum of 12, and truncation OnlySecond shortens only "
+            "PASSAGE; shorten QUERY",
         ),
     ],
 )
@@ -485,9 +486,9 @@ def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> N
         [request(("fox", "dog")), request(("fox " * 6, "dog"))]
     )
     assert short.arrays()["ids"].tolist() == [made.encode("fox", "dog").ids]
-    assert (
-        long.error().message()
-        == "row 0 of QUERY and PASSAGE has 16 tokens, more than the 12 allowed; shorten the text"
+    assert long.error().message() == (
+        "row 0 of QUERY and PASSAGE has 16 tokens, but at most 12 tokens are allowed; "
+        "shorten the text"
     )
 
 

@@ -132,13 +132,13 @@ async def test_removal_goes_from_pod_to_pod() -> None:
         (
             lambda pod: setattr(pod, "refuses", "no space in /dev/shm"),
             PodResult.REJECTED,
-            "rejected 3 instances: no space in /dev/shm",
+            "rejected the change to 3 instances: no space in /dev/shm",
             1,
         ),
         (
             lambda pod: vars(pod).update(refuses="no space in /dev/shm", mute=True),
             PodResult.REJECTED,
-            "rejected 3 instances: no space in /dev/shm",
+            "rejected the change to 3 instances: no space in /dev/shm",
             1,
         ),
         (

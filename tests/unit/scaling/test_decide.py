@@ -497,7 +497,9 @@ def test_without_metrics_counts_hold_and_rise_after_a_while_to_what_was_enough()
     assert decided(GONE, 3, state=first.state, now=NOW + 59).steps[0].count == 3
     late = decided(GONE, 3, state=first.state, now=NOW + 60)
     assert late.steps[0].count == 7
-    assert "PrometheusError for 60 s: increased to 7 (RecentMax)" in late.steps[0].reason
+    assert (
+        "PrometheusError for 60 s: the count was increased to 7 (RecentMax)" in late.steps[0].reason
+    )
 
 
 @pytest.mark.parametrize(

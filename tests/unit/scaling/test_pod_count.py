@@ -206,10 +206,10 @@ def test_what_is_under_way_comes_first() -> None:
 def test_bounds_bind_at_once_and_say_so() -> None:
     assert turn(remembered(1), decision(), bounds=replace(BOUNDS, low=3)).count == 3
     less = turn(remembered(9), decision(fresh=False), ready=9, blocked="a rollout is in progress")
-    assert (less.count, less.reason) == (8, "scaling.pods allows 1 to 8")
+    assert (less.count, less.reason) == (8, "spec.scaling.pods allows 1 to 8")
     capped = run(remembered(8), decision(Verdict.GPU_BOUND, gpu=1.0), 120, ready=8)
     assert text_of(capped).startswith(
-        "the load needs 11 pods; scaling.pods.max limits the number to 8"
+        "the load needs 11 pods; spec.scaling.pods.max limits the number of pods to 8"
     )
 
 

@@ -296,7 +296,10 @@ class Pod:
         (("UNAVAILABLE", "Request timeout expired"), False),
         (("DEADLINE_EXCEEDED", "Deadline Exceeded"), False),
         (("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy."), True),
-        (("INVALID_ARGUMENT", "row 0 of TEXT has 12 tokens, more than the 8 allowed"), True),
+        (
+            ("INVALID_ARGUMENT", "row 0 of TEXT has 12 tokens, but at most 8 tokens are allowed"),
+            True,
+        ),
     ],
 )
 async def test_a_pod_that_is_busy_is_not_broken(

@@ -327,7 +327,7 @@ async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() ->
     await GainVerification(run).verify()
     assert {one.setting.max_batch_size for one in run.measured} == {CURRENT.max_batch_size}
     assert any(
-        "was rejected: output SCORE differs: values differ by up to 0.01" in note
+        "was rejected: output 'SCORE' differs: values differ by up to 0.01" in note
         for note in run.notes
     )
     assert len([note for note in run.notes if "was rejected" in note]) == 1, (

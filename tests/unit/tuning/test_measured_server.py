@@ -131,10 +131,10 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
     async with server() as one:
         text = " ".join(one.notes)
         assert (
-            "model was running with max_batch_size 16 (8), a queue delay of 5000 us (0), "
+            "model 'model' was running with max_batch_size 16 (8), a queue delay of 5000 us (0), "
             "instances: 3 (1)" in text
         )
-        assert "tokenizer was running with instances: 2 (1)" in text
+        assert "model 'tokenizer' was running with instances: 2 (1)" in text
         await one.apply(one.current)
         assert client.setting() == (8, 0, 8), "the current setting is the resource's"
         await one.apply(OTHER)
@@ -233,7 +233,7 @@ async def test_a_setting_that_stays_is_told_where_the_run_was_stopped(client: St
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert reported == ["the original settings could not be restored; restart the server"]
+    assert reported == ["the original settings could not be restored, so restart the Triton server"]
     assert caught.value.__notes__ == reported
 
 

@@ -45,8 +45,8 @@ def test_an_idle_machine_is_not_noisy() -> None:
 @pytest.mark.parametrize(
     ("start", "end", "text"),
     [
-        (BUSY, IDLE, "at the start of the run, 10 % of single requests took less than 6.4 ms"),
-        (IDLE, BUSY, "at the end of the run, 10 % of single requests took less than 6.4 ms"),
+        (BUSY, IDLE, "at the start of the run, 10% of single requests took less than 6.4 ms"),
+        (IDLE, BUSY, "at the end of the run, 10% of single requests took less than 6.4 ms"),
         (IDLE, 1.6 * IDLE, "a single request took 6.8 ms at the start of the run and 10.9 ms at"),
         (1.6 * IDLE, IDLE, "a single request took 10.9 ms at the start of the run and 6.8 ms at"),
     ],

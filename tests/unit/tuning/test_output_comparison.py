@@ -119,8 +119,8 @@ async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_com
     async with server() as one:
         comparison = OutputComparison(one)
         assert await comparison.record_reference(REQUESTS) == (
-            "outputs are not compared: the current setting rejects single requests or times "
-            "out (full)"
+            "outputs are not compared, because Triton rejects single requests or times out "
+            "with the current setting (full)"
         )
         client.together, client.by = 1000, 1.0
         await comparison.check(OTHER)

@@ -48,7 +48,7 @@ def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
             r"\[1, 3\]",
         ),
         ({"P": SCORES}, "LABEL"),
-        ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL differs"),
+        ({"P": SCORES, "LABEL": np.array([[1]])}, "'LABEL' differs"),
     ],
 )
 def test_other_answers_are_told(

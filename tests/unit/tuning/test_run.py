@@ -250,7 +250,9 @@ class Gone:
 
     async def __aexit__(self, *error: object) -> None:
         if error[0] is None:
-            raise TuneError("the original settings could not be restored; restart the server")
+            raise TuneError(
+                "the original settings could not be restored, so restart the Triton server"
+            )
 
 
 @pytest.mark.parametrize("points", [1, 3])
@@ -288,6 +290,6 @@ async def test_a_server_that_goes_leaves_what_was_measured(
     assert found.late_requests == 40
     assert "model ran with instances: 3" in found.notes
     assert found.ended == (
-        "127.0.0.1:8001 cannot be reached; the original settings could not be restored; "
-        "restart the server"
+        "127.0.0.1:8001 cannot be reached; the original settings could not be restored, so "
+        "restart the Triton server"
     )

@@ -274,8 +274,8 @@ def test_a_challenger_counts_where_it_was_measured_again() -> None:
     )
     assert not alone.is_better
     assert (
-        f"{other}: met the latency budget at 588 requests/s, but this was not confirmed by a "
-        "second measurement" in alone.reason
+        f"{other} was rejected, because it met the latency budget at 588 requests/s, but this "
+        "was not confirmed by a second measurement" in alone.reason
     )
 
 

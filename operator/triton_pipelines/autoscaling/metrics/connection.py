@@ -76,7 +76,10 @@ LabelName = Annotated[str, AfterValidator(_label_name)]
 
 def _namespace_name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is not the name of a namespace; patterns are not supported")
+        raise ValueError(
+            f"{value!r} is not a namespace name; wildcards are not supported, so list each "
+            "namespace"
+        )
     return value
 
 
@@ -103,7 +106,9 @@ class ConnectionTls(ConnectionModel):
     @model_validator(mode="after")
     def _pair(self) -> Self:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("certFile and keyFile must be set together; set both or neither")
+            raise ValueError(
+                "certFile and keyFile must be set together; set both fields or omit both"
+            )
         return self
 
 
@@ -121,7 +126,9 @@ class Tenant(ConnectionModel):
     @classmethod
     def _header_is_free(cls, value: str) -> str:
         if not _HEADER.fullmatch(value):
-            raise ValueError(f"{value!r} is not a valid header name")
+            raise ValueError(
+                f"{value!r} is not a valid header name; use only letters, digits and hyphens"
+            )
         if value.lower() in _OWN_HEADERS:
             raise ValueError(
                 f"{value} is a reserved header; specify credentials in bearerTokenFile or basicAuth"
@@ -141,7 +148,9 @@ class Tenant(ConnectionModel):
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         if (self.value is None) == (self.value_file is None):
-            raise ValueError("exactly one of value and valueFile is required")
+            raise ValueError(
+                "exactly one of value and valueFile is required; set one of these fields"
+            )
         return self
 
 
@@ -208,7 +217,7 @@ class Connection(ConnectionModel):
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "contains user information; specify credentials in files, with basicAuth "
+                "the URL contains user information; specify credentials in files, with basicAuth "
                 "or bearerTokenFile"
             )
         if (
@@ -222,11 +231,12 @@ class Connection(ConnectionModel):
             )
         if parts.query or parts.fragment:
             raise ValueError(
-                "contains a query or fragment; use only the base URL and an optional path prefix"
+                "the URL contains a query or fragment; use only the base URL and, if "
+                "needed, a path prefix"
             )
         base = value.rstrip("/")
         if base.endswith("/api/v1") or base.endswith("/api/v1/query"):
-            raise ValueError("ends in /api/v1; use only the base URL before it")
+            raise ValueError("the URL ends in /api/v1; remove /api/v1 from the URL")
         return base
 
     @field_validator("namespaces")
@@ -234,7 +244,8 @@ class Connection(ConnectionModel):
     def _permits_a_namespace(cls, value: frozenset[str] | None) -> frozenset[str] | None:
         if value is not None and not value:
             raise ValueError(
-                "is empty; list at least one namespace, or omit the field to permit all namespaces"
+                "the list is empty; list at least one namespace, or omit the field to allow "
+                "all namespaces"
             )
         return value
 
@@ -246,10 +257,12 @@ class Connection(ConnectionModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.bearer_token_file is not None and self.basic_auth is not None:
-            raise ValueError("bearerTokenFile and basicAuth cannot be combined; remove one of them")
+            raise ValueError(
+                "bearerTokenFile and basicAuth cannot be combined; remove one of these fields"
+            )
         plain = self.url.startswith("http://")
         if plain and self.tls != ConnectionTls():
-            raise ValueError("tls is set, but url is http://; use https://")
+            raise ValueError("tls requires an https:// URL; change url, or remove tls")
         if (
             plain
             and self.security is Security.VERIFIED
@@ -268,8 +281,8 @@ class Connection(ConnectionModel):
         }
         if clash := sorted(own & set(self.matchers)):
             raise ValueError(
-                f"matchers: {', '.join(clash)} is a label that the operator sets itself; remove "
-                "it from matchers"
+                f"matchers: {', '.join(clash)} is set by the operator; remove that label "
+                "from matchers"
             )
         return self
 

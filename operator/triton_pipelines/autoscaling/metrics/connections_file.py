@@ -40,7 +40,7 @@ def parse_connections(text: str, place: str = "metrics connections") -> dict[str
             f"{place}: invalid YAML{f', line {mark.line + 1}' if mark else ''}"
         ) from None
     if not isinstance(document, dict):
-        raise ConnectionsError(f"{place}: must be a mapping with the key connections")
+        raise ConnectionsError(f"{place}: the file must be a mapping with the key connections")
     return _validated(document, place)
 
 
@@ -53,9 +53,11 @@ def load_connections(path: Path) -> dict[str, Connection]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConnectionsError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConnectionsError(
+            f"{path} cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None
     except UnicodeDecodeError:
-        raise ConnectionsError(f"{path}: is not UTF-8 text") from None
+        raise ConnectionsError(f"{path} is not valid UTF-8; save the file in UTF-8") from None
     return parse_connections(text, str(path))
 
 
@@ -81,12 +83,14 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
             )
         ) from None
     if not found:
-        raise ConnectionsError(f"{place}: connections: must have at least one entry")
+        raise ConnectionsError(
+            f"{place}: connections must have at least one entry; add a connection"
+        )
     named: dict[str, Connection] = {}
     for index, one in enumerate(found):
         if one.name in named:
             raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is used twice; use a "
+                f"{place}: connections[{index}].name: {one.name!r} is a duplicate; use a "
                 "different name for each connection"
             )
         named[one.name] = one

@@ -145,7 +145,7 @@ class DirectReader:
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
                     MetricsProblem.PARTIAL,
-                    f"has no metrics for {', '.join(absent)}; check that the model is loaded",
+                    f"no metrics for {', '.join(absent)}; check that the model is loaded",
                 )
             else:
                 pods[pod] = PodHistory(scrapes, self._histories.usage(key))
@@ -153,8 +153,8 @@ class DirectReader:
         if bad:
             pod, (_, why) = min(bad.items())
             note = (
-                f"the metrics page of {len(bad)} of {len(one.pods)} pods contains no usable "
-                f"samples; {pod}: {why}"
+                f"the metrics pages of {len(bad)} of {len(one.pods)} pods contain no usable "
+                f"samples, such as pod {pod}: {why}"
             )
         if not pods:
             problems_seen = {problem for problem, _ in bad.values()} or {MetricsProblem.MISSING}

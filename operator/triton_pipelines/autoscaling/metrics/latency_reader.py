@@ -65,7 +65,7 @@ def _quantile(labels: Mapping[str, str]) -> float:
         return float(labels.get("quantile", "nan"))
     except ValueError as error:
         raise MetricsPageError(
-            "is not in the Prometheus text format", "a quantile is not a number"
+            "the page is not in the Prometheus text format", "a quantile is not a number"
         ) from error
 
 
@@ -94,7 +94,7 @@ class LatencyReader:
                 "reach port 8002 (NetworkPolicy, --allow-metrics)"
             )
         except MetricsPageError as error:
-            return f"a metrics page {error.problem}"
+            return f"a metrics page cannot be used: {error.problem}"
         if found is None:
             return (
                 f"Triton reports no {SUMMARY} with quantile {QUANTILE} for model {model}; check"

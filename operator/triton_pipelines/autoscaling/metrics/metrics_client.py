@@ -63,14 +63,16 @@ class MetricsClient:
             response = await places.enter_async_context(request)
             response.raise_for_status()
             if response.status != http.HTTPStatus.OK:
-                raise MetricsPageError(f"returned HTTP status {response.status}")
+                raise MetricsPageError(f"HTTP {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-                raise MetricsPageError("is compressed, which the operator does not support")
+                raise MetricsPageError(
+                    "the page is compressed, which the operator does not support"
+                )
             is_large = False
             async for chunk in response.content.iter_any():
                 data += chunk
                 if len(data) > PAGE_BYTES_MAX:
-                    raise MetricsPageError(f"is longer than {PAGE_BYTES_MAX} bytes")
+                    raise MetricsPageError(f"the page is longer than {PAGE_BYTES_MAX} bytes")
                 if len(data) > LARGE_BYTES and not is_large:
                     is_large = True
                     await places.enter_async_context(self._large)

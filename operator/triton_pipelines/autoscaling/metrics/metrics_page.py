@@ -35,7 +35,7 @@ LINES_MAX: Final = 20_000
 LINE_CHARACTERS_MAX: Final = 2048
 """Length of the longest line. The time to parse its labels grows with the square of it."""
 
-_NOT_THE_FORMAT: Final = "is not in the Prometheus text format"
+_NOT_THE_FORMAT: Final = "the page is not in the Prometheus text format"
 _NAMES: Final = {
     written: name
     for name in (*FIELDS, GPU_UTILIZATION)
@@ -116,8 +116,8 @@ def parse_metrics_page(
             pass  # says what is wrong with the format
     if not is_tritons:
         raise MetricsPageError(
-            "has no nv_inference_* series; the server must run with --allow-metrics=true and "
-            "counter_latencies on"
+            "the page has no nv_inference_* series; run the server with "
+            "--allow-metrics=true and counter_latencies on"
         )
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None
@@ -127,10 +127,10 @@ def parse_metrics_page(
 def _lines(text: str) -> list[str]:
     """Return the lines of a page; raise :class:`MetricsPageError` if they are too many or long."""
     if text.count("\n") > LINES_MAX:
-        raise MetricsPageError(f"has more than {LINES_MAX} lines")
+        raise MetricsPageError(f"the page has more than {LINES_MAX} lines")
     lines = text.split("\n")
     if max(map(len, lines)) > LINE_CHARACTERS_MAX:
-        raise MetricsPageError(f"has a line of more than {LINE_CHARACTERS_MAX} characters")
+        raise MetricsPageError(f"the page has a line of more than {LINE_CHARACTERS_MAX} characters")
     return lines
 
 

@@ -159,17 +159,19 @@ class Prometheus:
         message = f"HTTP {answer.status_code}"
         if answer.status_code in (401, 403):
             return (
-                f"{message}: the credentials are missing or not accepted (bearerTokenFile, "
-                f"basicAuth, tls.certFile, tenant){answer.detail()}"
+                f"{message}: the credentials are missing or were rejected; check "
+                f"bearerTokenFile, basicAuth, tls.certFile and tenant{answer.detail()}"
             )
         if 300 <= answer.status_code < 400:
             return (
-                f"{message}: it redirects to {answer.location or 'another address'}, and "
-                "redirects are not followed; set url to the final address"
+                f"{message}: the response redirects to "
+                f"{answer.location or 'another address'}, but redirects are not followed; set "
+                "url to the final address"
             )
         if answer.status_code == 404:
             return (
-                f"{message}: no API at {self._connection.url}/api/v1/query; check the path prefix"
+                f"{message}: there is no API at {self._connection.url}/api/v1/query; check "
+                "the path prefix in url"
             )
         return message + answer.detail()
 
@@ -178,8 +180,8 @@ class Prometheus:
         chain = list(_causes(error))
         if _has(chain, ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError):
             return (
-                f"TLS: {_tls_detail(chain)}; tls.caFile contains the certificate authority, "
-                "and tls.certFile and tls.keyFile contain the client certificate"
+                f"TLS: {_tls_detail(chain)}; check tls.caFile (certificate authority), and "
+                "tls.certFile and tls.keyFile (client certificate)"
             )
         if _has(chain, socket.gaierror, urllib3.exceptions.NameResolutionError):
             return "its host name cannot be resolved"

@@ -107,7 +107,9 @@ def clock(kind: str, result: Sequence[Any]) -> float:
     except _SHAPE_ERRORS:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
-        raise QueryResultError("does not contain the server's time")
+        raise QueryResultError(
+            "has no evaluation time; check that the URL is that of a Prometheus server"
+        )
     return value
 
 

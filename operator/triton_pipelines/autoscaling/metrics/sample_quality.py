@@ -89,7 +89,9 @@ def assess_sample(
     notes = list(seen.general_notes)
     if bad:
         pod, (_, why) = next(iter(sorted(bad.items())))
-        notes.append(f"{len(bad)} of {len(keys)} pods have no usable samples; {pod}: {why}")
+        notes.append(
+            f"{len(bad)} of {len(keys)} pods have no usable samples, such as pod {pod}: {why}"
+        )
     notes += sorted(
         {
             f"{pod} {seen.notes[expected.namespace, pod]}"

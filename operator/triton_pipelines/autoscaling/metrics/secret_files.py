@@ -38,7 +38,7 @@ def read_secret(name: str, path: Path, *, blanks: bool = False) -> str:
     try:
         text = data.decode("utf-8").strip("\r\n") if blanks else data.decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise SecretFileError(f"{name}: {path} is not text") from None
+        raise SecretFileError(f"{name}: {path} is not valid UTF-8 text") from None
     if not text:
         raise SecretFileError(f"{name}: {path} is empty")
     if not blanks and not SENDABLE.fullmatch(text):

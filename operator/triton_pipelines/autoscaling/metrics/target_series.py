@@ -65,7 +65,14 @@ def series_of_one_target(
         # Take the scraper with the most series, so that a replica with missing series is not
         # chosen. Break ties by name, so that the choice is stable.
         best = min(targets, key=lambda key: (-len(targets[key]), key))
-        return targets[best], f"is scraped more than once ({values})", ""
+        return (
+            targets[best],
+            (
+                f"is scraped more than once ({values}); keep one scrape configuration for this "
+                "target"
+            ),
+            "",
+        )
     own = [target for target in targets.values() if address and _has_address(target, address)]
     if len(own) == 1 and all(len(several) == 1 for several in own[0].values()):
         note = (
@@ -74,8 +81,8 @@ def series_of_one_target(
         )
         return own[0], note, ""
     problem = (
-        f"several targets have this name ({values}); select one of them with matchers in the "
-        "connection, for example by cluster"
+        f"multiple targets have this name ({values}); use matchers in the connection to "
+        "select one target, for example by cluster"
     )
     return {}, "", problem
 

@@ -40,14 +40,14 @@ def check_acting_account(declared: str | None, options: Options) -> Iterator[Fin
         return
     if not allowed:
         message = (
-            "this operator writes objects only with its own account; remove this field, or "
-            "ask the operator's administrator to set "
+            "this operator does not impersonate service accounts; omit serviceAccountName, "
+            "or ask the operator's administrator to set "
             f"--impersonated-service-accounts={declared}"
         )
     else:
         message = (
-            f"{declared} is not a service account that the operator can impersonate "
-            f"({', '.join(allowed)}); use one of these, or ask the operator's administrator "
-            "to add it to --impersonated-service-accounts"
+            f"the operator cannot impersonate service account {declared!r}; use "
+            f"{' or '.join(allowed)}, or ask the operator's administrator to add "
+            f"{declared!r} to --impersonated-service-accounts"
         )
     yield Finding(FIELD, message, code=FindingCode.FORBIDDEN)

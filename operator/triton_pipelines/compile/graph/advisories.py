@@ -159,7 +159,7 @@ def lint_server(pipeline: InferencePipeline, graph: Graph, image: str) -> Iterat
         fixed = max(one.fixed_in for one in advisories_of(release))
         yield warning(
             _IMAGE,
-            f"{text}; use release {spelled(fixed)} or newer",
+            f"{text}; use Triton release {spelled(fixed)} or newer",
             code=FindingCode.SERVER_ADVISORY,
         )
     for fatal in fatal_requests_of(release):
@@ -172,8 +172,9 @@ def lint_server(pipeline: InferencePipeline, graph: Graph, image: str) -> Iterat
         if tensors:
             yield warning(
                 _IMAGE,
-                f"a client that requests {fatal.request} ({listed(tensors)}) {fatal.effect};"
-                f" use release {spelled(fatal.fixed_in)} or newer, or admit only trusted clients",
+                f"a client that requests {fatal.request} ({listed(tensors)}) "
+                f"{fatal.effect}; use Triton release {spelled(fatal.fixed_in)} or newer, or "
+                "allow only trusted clients",
                 code=FindingCode.FATAL_REQUEST,
             )
 

@@ -20,8 +20,8 @@ def check_batching(graph: Graph) -> Iterator[Finding]:
         ):
             yield Finding(
                 "spec.ensemble.maxBatchSize",
-                f"allows {graph.max_batch_size} rows, but {step.name} accepts only "
-                f"{step.max_batch_size}; lower this value, or raise {step.path}.maxBatchSize",
+                f"{graph.max_batch_size} exceeds maxBatchSize {step.max_batch_size} of step "
+                f"'{step.name}'; lower this value, or raise {step.path}.maxBatchSize",
                 code=FindingCode.BATCH_SIZE_MISMATCH,
             )
     for step in graph.models:
@@ -30,8 +30,8 @@ def check_batching(graph: Graph) -> Iterator[Finding]:
             if size > step.max_batch_size:
                 yield Finding(
                     f"{step.path}.dynamicBatching.preferredBatchSizes",
-                    f"{size} exceeds maxBatchSize {step.max_batch_size}; lower this value, or "
-                    "raise maxBatchSize",
+                    f"{size} exceeds maxBatchSize {step.max_batch_size}; use at most "
+                    f"{step.max_batch_size}, or raise maxBatchSize",
                     code=FindingCode.BATCH_SIZE_MISMATCH,
                 )
         if step.sequences is not None:
@@ -39,7 +39,7 @@ def check_batching(graph: Graph) -> Iterator[Finding]:
                 if size > max(step.max_batch_size, 1):
                     yield Finding(
                         f"{step.path}.sequenceBatching.preferredBatchSizes",
-                        f"{size} exceeds maxBatchSize {step.max_batch_size}; lower this value, "
-                        "or raise maxBatchSize",
+                        f"{size} exceeds maxBatchSize {step.max_batch_size}; use at most "
+                        f"{step.max_batch_size}, or raise maxBatchSize",
                         code=FindingCode.BATCH_SIZE_MISMATCH,
                     )

@@ -143,14 +143,14 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         str(tensor) for tensor in graph.required_inputs if tensor.data_type is not DataType.STRING
     ]
     if other:
-        return f"no example can be generated for the inputs {', '.join(other)} of the pipeline"
+        return f"no example request can be generated for {', '.join(other)}"
     if not graph.required_inputs:
         return "the pipeline has no required input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
-            f"{', '.join(stateful)} keeps sequences, so a test inference would occupy a "
-            "sequence slot that clients need"
+            f"{', '.join(stateful)} keeps sequences, and a test inference would occupy a "
+            "sequence slot"
         )
     return ""
 
@@ -161,8 +161,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     if why := probe_blocker(pipeline, graph):
         yield warning(
             "spec.health.inputs",
-            f"pods are probed only for readiness, because {why}. Triton also reports models "
-            "with dead processes as ready; add an example request, or set inference to Disabled",
+            f"{why}, so pods are probed only for readiness. Set spec.health.inputs to an "
+            "example request, or set spec.health.inference to Disabled",
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
@@ -170,8 +170,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     ):
         yield warning(
             "spec.health.text",
-            "has no effect, because the pipeline also has inputs other than text; add an "
-            "example request to inputs",
+            "the text has no effect, because the pipeline also has inputs other than text; set "
+            "spec.health.inputs to an example request",
             code=FindingCode.NO_EFFECT,
         )
 
@@ -202,8 +202,8 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
     if total > EXAMPLE_BYTES_MAX:
         yield warning(
             "spec.health.inputs",
-            f"the example request has {total} bytes, but at most {EXAMPLE_BYTES_MAX} are allowed;"
-            " use smaller shapes",
+            f"the example request has {total} bytes, but at most {EXAMPLE_BYTES_MAX} bytes "
+            "are allowed; use smaller shapes",
             code=FindingCode.TOO_LARGE,
         )
     given = {example.name for example in examples}
@@ -211,7 +211,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
     if given and absent:
         yield warning(
             "spec.health.inputs",
-            f"an example request must contain every required input; add {', '.join(absent)}",
+            f"the example request must contain every required input; add {', '.join(absent)}",
             code=FindingCode.REQUIRED,
         )
 
@@ -230,15 +230,15 @@ def _check_shape(
     if not _fits(example.shape, full):
         yield Finding(
             f"{path}.shape",
-            f"{list(example.shape)} does not match {example.name}, whose shape including the "
-            f"batch axis is {list(full)}",
+            f"{list(example.shape)} does not match the shape {list(full)} of input "
+            f"'{example.name}' (with the batch axis); use a shape that matches",
             code=FindingCode.SHAPE_MISMATCH,
         )
     elif 0 < graph.max_batch_size < example.shape[0]:
         yield Finding(
             f"{path}.shape",
-            f"has {example.shape[0]} rows, but the pipeline accepts at most {graph.max_batch_size}"
-            " per request; use fewer rows",
+            f"the shape has {example.shape[0]} rows, but the pipeline accepts at most "
+            f"{graph.max_batch_size} rows per request; use fewer rows",
             code=FindingCode.BATCH_SIZE_MISMATCH,
         )
 
@@ -248,8 +248,8 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
     if len(example.data) not in (1, elements):
         yield Finding(
             f"{path}.data",
-            f"has {len(example.data)} elements, but shape {list(example.shape)} requires"
-            f" {elements}; provide exactly {elements}, or one value to use for all",
+            f"the data has {len(example.data)} elements, but shape {list(example.shape)} "
+            f"requires {elements}; provide {elements} values, or one value for all elements",
             code=FindingCode.INVALID_EXAMPLE,
         )
     for position, text in enumerate(example.data):
@@ -258,7 +258,8 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
         except ValueError as error:
             yield Finding(
                 f"{path}.data[{position}]",
-                f"{text!r:.60} {error}; the type of {example.name} is {tensor.data_type.value}",
+                f"{text!r:.60} {error}; the data type of input '{example.name}' is "
+                f"{tensor.data_type.value}",
                 code=FindingCode.INVALID_EXAMPLE,
             )
 
@@ -304,7 +305,7 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
             raise ValueError("is not an integer")
         limits = np.iinfo(kind)
         if not limits.min <= int(text) <= limits.max:
-            raise ValueError(f"is not between {limits.min} and {limits.max}")
+            raise ValueError(f"is out of range; use a value from {limits.min} to {limits.max}")
         return int(text)
     if not _FLOAT.fullmatch(text):
         raise ValueError("is not a finite number such as 0.5 or 1e-3")

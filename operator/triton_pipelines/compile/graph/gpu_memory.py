@@ -49,8 +49,8 @@ def check_gpu_memory(
         if not options.substitute_runner:
             yield Finding(
                 _FIELD,
-                "limits the memory of ONNX Runtime on a GPU, but no step runs in the "
-                "onnxruntime backend on a GPU; remove it",
+                "gpuMemory limits ONNX Runtime on a GPU, but no step runs in the "
+                "onnxruntime backend on a GPU; remove gpuMemory",
                 code=FindingCode.FIELD_COMBINATION,
             )
         return
@@ -66,7 +66,8 @@ def check_gpu_memory(
         if _per_gpu(step) and step.parameters.get(MEMORY_PARAMETER) != share:
             yield Finding(
                 f"{step.path}.parameters",
-                f"{MEMORY_PARAMETER} is set by server.gpuMemory; remove one of them",
+                f"{MEMORY_PARAMETER} is also set by spec.server.gpuMemory; remove one of "
+                "the two settings",
                 code=FindingCode.FIELD_COMBINATION,
             )
 

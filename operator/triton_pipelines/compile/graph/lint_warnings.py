@@ -61,8 +61,9 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if budget is not None and budget <= 0:
         yield warning(
             "spec.slo.networkAndQueueBudgetMilliseconds",
-            f"leaves {max(budget, 0)} ms of the SLO of {slo.p99_milliseconds} ms for the server,"
-            " which is too short for batching; lower the budget, or relax the SLO",
+            f"the SLO of {slo.p99_milliseconds} ms leaves {max(budget, 0)} ms for the "
+            "server, which is too short for batching; lower the budget, or raise "
+            "spec.slo.p99Milliseconds",
             code=FindingCode.LATENCY_BUDGET_EXHAUSTED,
         )
     for step in graph.models:
@@ -74,8 +75,8 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         ):
             yield warning(
                 f"{step.path}.dynamicBatching.mode",
-                f"batching is disabled, so {step.name} runs one request at a time; enable it"
-                " unless outputs depend on other rows of the batch",
+                f"batching is disabled, so step '{step.name}' runs one request at a time; "
+                "enable batching unless outputs depend on other rows of the batch",
                 code=FindingCode.BATCHING_DISABLED,
             )
         delay = step.batching.max_queue_delay_microseconds if step.batching else None
@@ -113,8 +114,8 @@ def _optional_inputs(graph: Graph) -> Iterator[Finding]:
             names = listed([source.tensor for source in read])
             yield warning(
                 f"{step.path}.inputs",
-                f"every input of {step.name} is optional, so a request that omits all of {names}"
-                " fails; connect an input to a tensor that every request contains",
+                f"every input of step '{step.name}' is optional, so a request that omits "
+                f"{names} fails; connect an input to a tensor that every request contains",
                 code=FindingCode.ALL_INPUTS_OPTIONAL,
             )
 
@@ -147,7 +148,8 @@ def _labels(labels: Sequence[str]) -> Iterator[Finding]:
     if twice:
         yield warning(
             "spec.postprocess.labels",
-            f"{listed(twice)} occurs more than once, so clients cannot tell these classes apart",
+            f"{listed(twice)} occurs more than once, so clients cannot tell these classes "
+            "apart; use a different label for each class",
             code=FindingCode.DUPLICATE_LABEL,
         )
 
@@ -192,7 +194,7 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield warning(
             "spec.server.gpu.count",
             "pods reserve a GPU that no step uses, because model.instances.kind is CPU; set "
-            "this field to 0",
+            "spec.server.gpu.count to 0",
             code=FindingCode.UNUSED_GPU,
         )
 
@@ -223,16 +225,15 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield warning(
             "spec.replicas",
             f"{', '.join(stateful)} keeps each sequence in one pod. Clients are assigned to "
-            "pods by IP address, so clients behind the same proxy share a pod, and a sequence "
-            "is lost when its pod terminates",
+            "pods by IP address, and a sequence is lost when its pod terminates",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
     if stateful and pipeline.spec.server.service.headless is Switch.ENABLED:
         yield warning(
             "spec.server.service.headless",
             f"{', '.join(stateful)} keeps each sequence in one pod. Clients that distribute "
-            "their requests over several pods lose their sequences; such clients must use the "
-            "Service with a cluster IP",
+            "requests over multiple pods lose their sequences; use the Service with a "
+            "cluster IP",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
 
@@ -246,9 +247,8 @@ def _headless(pipeline: InferencePipeline) -> Iterator[Finding]:
     ):
         yield warning(
             "spec.rollout.drainSeconds",
-            f"is {seconds} s, so clients of the headless Service might send requests to a pod "
-            "that no longer serves, because they notice its removal only when they resolve the "
-            f"name again; set it to at least {HEADLESS_DRAIN_SECONDS}",
+            f"{seconds} s is too short for clients of the headless Service, which might "
+            f"send requests to a removed pod; use at least {HEADLESS_DRAIN_SECONDS}",
             code=FindingCode.DRAIN_TOO_SHORT,
         )
 
@@ -261,8 +261,8 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if replicas != 1 and not pods.low <= replicas <= pods.max:
             yield warning(
                 "spec.replicas",
-                f"{replicas} is ignored, because spec.scaling.pods sets the number of pods"
-                f" ({pods.low} to {pods.max}); remove one of them",
+                f"{replicas} is ignored, because spec.scaling.pods sets the number of pods "
+                f"({pods.low} to {pods.max}); remove spec.replicas or spec.scaling.pods",
                 code=FindingCode.REPLICAS_IGNORED,
             )
         if not scaled:
@@ -275,22 +275,24 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         elif scaling.mode is ScalingMode.DISABLED:
             yield warning(
                 "spec.scaling.pods",
-                "the number of pods does not change while scaling.mode is Disabled",
+                "the number of pods does not change while spec.scaling.mode is Disabled; "
+                "change the mode, or remove spec.scaling.pods",
                 code=FindingCode.POD_SCALING_DISABLED,
             )
     if scaling.cpu_resize is CpuResize.IN_PLACE:
         if pipeline.spec.server.resources.limits.cpu:
             yield warning(
                 "spec.scaling.cpuResize",
-                f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) is a"
-                " fixed limit, so pods cannot be resized in place; remove it to start with the CPU"
-                " that the initial instances need",
+                f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) "
+                "is a fixed limit, so pods cannot be resized in place; remove the limit to "
+                "start with the CPU that the initial instances need",
                 code=FindingCode.CPU_RESIZE_BLOCKED,
             )
         elif cpu_range(pipeline, graph) is None:
             yield warning(
                 "spec.scaling.cpuResize",
-                "has no effect: no Python step has instances.max above initial with"
-                " resourcesPerInstance.cpu",
+                "cpuResize has no effect, because no Python step has "
+                "resourcesPerInstance.cpu and instances.max above instances.initial; set "
+                "both fields",
                 code=FindingCode.CPU_RESIZE_BLOCKED,
             )

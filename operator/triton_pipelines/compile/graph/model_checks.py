@@ -31,8 +31,8 @@ def check_models(pipeline: InferencePipeline, graph: Graph, options: Options) ->
         if step.implementation is Implementation.CODE and not options.custom_code_allowed:
             yield Finding(
                 f"{step.path}.python.code",
-                "this operator forbids custom code (--custom-code=forbid); use a model file, or"
-                " ask the operator's administrator",
+                "this operator forbids custom code (--custom-code=forbid); use a model "
+                "file, or ask the operator's administrator to set --custom-code=allow",
                 code=FindingCode.FORBIDDEN,
             )
         if step.path in fields:
@@ -95,7 +95,7 @@ def _parameters(fields: StepFields, step: Step) -> Iterator[Finding]:
         ):
             yield Finding(
                 path,
-                f"{key} is set by python.environment; remove one of them",
+                f"{key} is also set by python.environment; remove one of the two settings",
                 code=FindingCode.FIELD_COMBINATION,
             )
         if key.startswith(RUNTIME_PARAMETER_PREFIX):
@@ -112,7 +112,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     if step.implementation is Implementation.ONNX_RUNNER and step.source is None:
         yield Finding(
             f"{step.path}.source",
-            "is required, because the runner needs an ONNX file; add the source of the file",
+            "required, because the runner needs an ONNX file; add the source of the file",
             code=FindingCode.REQUIRED,
         )
     python = fields.python
@@ -121,8 +121,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
             if given:
                 yield Finding(
                     f"{step.path}.python.{part}",
-                    "is allowed only with custom code, because the runner uses only its ONNX file;"
-                    " remove it",
+                    "the field is allowed only with custom code; remove this field",
                     code=FindingCode.FIELD_COMBINATION,
                 )
                 break
@@ -133,7 +132,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     ):
         yield Finding(
             f"{step.path}.source",
-            f"is required, because platform {fields.platform.value} loads a model file; add the"
+            f"required, because platform {fields.platform.value} loads a model file; add the"
             " source of the file",
             code=FindingCode.REQUIRED,
         )
@@ -141,8 +140,8 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     if fields.platform is Platform.VLLM and step.source is None and not named:
         yield Finding(
             f"{step.path}.vllm.engineArgs",
-            "does not set model; set it to a name that vLLM knows, or add a source with the"
-            " weights",
+            "engineArgs does not set model; set model to a name that vLLM knows, or add a "
+            "source with the weights",
             code=FindingCode.REQUIRED,
         )
 
@@ -161,14 +160,16 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
     if policy is not None and not policy.default and (source is None or names_file(source)):
         yield Finding(
             f"{step.path}.versionPolicy",
-            "requires a source folder with numbered version subfolders, but a single file is"
-            " always version 1; remove versionPolicy, or use the folder as the source",
+            "versionPolicy requires a source directory with version directories, but a "
+            "single file is always version 1; remove versionPolicy, or use a directory as "
+            "the source",
             code=FindingCode.VERSION_MISMATCH,
         )
     if pinned and (source is None or names_file(source)):
         yield Finding(
             f"{step.path}.version",
-            f"pins version {fields.version}, but a single file is always version 1; remove it",
+            f"version {fields.version} does not exist, because a single file is always "
+            "version 1; remove the version field",
             code=FindingCode.VERSION_MISMATCH,
         )
     if (
@@ -180,8 +181,9 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
         served = ", ".join(map(str, sorted(policy.specific)))
         yield Finding(
             f"{step.path}.version",
-            f"pins version {fields.version}, but versionPolicy.specific serves only {served}; add"
-            f" {fields.version} to it, or pin a version that it serves",
+            f"version {fields.version} is not served, because versionPolicy.specific serves "
+            f"only {served}; add {fields.version} to versionPolicy.specific, or request "
+            "another version",
             code=FindingCode.VERSION_MISMATCH,
         )
 
@@ -192,13 +194,13 @@ def _strategy(fields: StepFields, step: Step) -> Iterator[Finding]:
     if fields.batch_strategy.path is not None and step.source is None:
         yield Finding(
             f"{step.path}.batchStrategy.path",
-            "refers to a library in the model's folder, but the step has no source that "
-            "contains one; add source",
+            "the path is a library in the model's directory, but the step has no source; "
+            "add source",
             code=FindingCode.REQUIRED,
         )
     if step.max_batch_size == 0:
         yield Finding(
             f"{step.path}.batchStrategy",
-            "has no effect when maxBatchSize is 0; remove it",
+            "batchStrategy has no effect when maxBatchSize is 0; remove batchStrategy",
             code=FindingCode.NO_EFFECT,
         )

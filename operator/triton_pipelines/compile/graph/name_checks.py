@@ -49,8 +49,7 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if post.from_ is None and post.python is None:
             yield Finding(
                 "spec.postprocess.from",
-                "is required, because without spec.model there is no default tensor; set it to"
-                " STEP.OUTPUT",
+                "required, because without spec.model there is no default tensor; use STEP.OUTPUT",
                 code=FindingCode.REQUIRED,
             )
 
@@ -95,8 +94,9 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
     ) != tensor.reshape.count(-1):
         yield Finding(
             where,
-            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the"
-            " same number of elements and the same number of -1 entries; change one",
+            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must "
+            "have the same number of elements and the same number of -1 entries; change "
+            "reshape or dims",
             code=FindingCode.SHAPE_MISMATCH,
         )
 

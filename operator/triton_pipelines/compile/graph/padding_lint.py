@@ -64,15 +64,15 @@ def _lengths(spec: Tokenizer, padding: Padding, step: Step) -> Iterator[Finding]
         if not low <= bucket <= high:
             yield warning(
                 f"spec.tokenizer.buckets[{index}]",
-                f"{bucket} is outside {step.path}.lengths ({low} to {high}), so batches of this"
-                " length fail; remove the bucket",
+                f"{bucket} is outside {step.path}.lengths ({low} to {high}), so batches of "
+                "this length fail; remove this bucket",
                 code=FindingCode.LENGTH_OUT_OF_RANGE,
             )
     if longest > high:
         yield warning(
             "spec.tokenizer.maxLength",
-            f"{longest} exceeds {step.path}.lengths.max ({high}), so longer texts fail; set it to"
-            f" {high}",
+            f"{longest} exceeds {step.path}.lengths.max ({high}), so longer texts fail; set "
+            f"tokenizer.maxLength to {high}",
             code=FindingCode.LENGTH_OUT_OF_RANGE,
         )
     if padding in (Padding.RAGGED, Padding.LONGEST) and low > 1:

@@ -97,8 +97,8 @@ def _postprocess_shape(post: Postprocess, step: Step) -> Iterator[Finding]:
     elif post.type in CLASSIFIERS and post.labels and len(post.labels) != read.dims[-1]:
         yield Finding(
             "spec.postprocess.labels",
-            f"has {len(post.labels)} labels, but {source} has {read.dims[-1]} classes; list one"
-            " label per class",
+            f"the list has {len(post.labels)} labels, but {source} has {read.dims[-1]} "
+            "classes; list one label per class",
             code=FindingCode.LABEL_COUNT,
         )
 

@@ -104,7 +104,7 @@ def adaptation_blocker(
             spec.server.auto_complete is Switch.ENABLED,
             "server.autoComplete would change its inputs",
         ),
-        (versions, "its source contains several versions"),
+        (versions, "its source contains multiple versions"),
         (bool(patched), f"configPatch sets {', '.join(patched)}"),
         (
             TokenTensor.ATTENTION_MASK not in kinds.values(),

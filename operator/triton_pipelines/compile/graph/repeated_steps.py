@@ -68,8 +68,9 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
         if original.sequences is not None:
             yield Finding(
                 f"{path}.step",
-                f"{declared.step} has sequenceBatching, so Triton would mix the requests of "
-                "both steps in one sequence; declare a step with a separate model",
+                f"step '{declared.step}' has sequenceBatching, so Triton would mix the "
+                "requests of both steps in one sequence; declare a step with a separate "
+                "model",
                 code=FindingCode.FIELD_COMBINATION,
             )
         names = [entry.tensor.name for entry in original.inputs]
@@ -77,8 +78,8 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
             if given.name not in names:
                 yield Finding(
                     f"{path}.inputs[{place}].name",
-                    f"{declared.step} has no input {given.name!r}; it has {', '.join(names)}"
-                    f"{did_you_mean(given.name, names)}",
+                    f"step '{declared.step}' has no input {given.name!r}; its inputs are "
+                    f"{', '.join(names)}{did_you_mean(given.name, names)}",
                     code=FindingCode.UNKNOWN_TENSOR,
                 )
     yield from _tokens(graph, originals)
@@ -91,11 +92,14 @@ def _unknown_step(
         **dict.fromkeys((one.name for one in spec.repeated_steps), "a repeated step itself"),
         **dict.fromkeys((one.name for one in spec.auxiliary_models), "an auxiliary model"),
     }
-    what = f"is {others[declared.step]}" if declared.step in others else "does not exist"
+    problem = (
+        f"{declared.step!r} is {others[declared.step]}"
+        if declared.step in others
+        else f"step {declared.step!r} does not exist"
+    )
     return Finding(
         path,
-        f"refers to {declared.step!r}, which {what}; use one of:"
-        f" {', '.join(known)}{did_you_mean(declared.step, known)}",
+        f"{problem}; use one of: {', '.join(known)}{did_you_mean(declared.step, known)}",
         code=FindingCode.UNKNOWN_STEP,
     )
 
@@ -118,8 +122,8 @@ def _tokens(graph: Graph, originals: dict[str, Step]) -> Iterator[Finding]:
             if len(read) > 1:
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, but the same input of {original.name} reads "
-                    f"{first.source}; both or neither must read tokens, because rows of tokens "
-                    "are padded for the whole model",
+                    f"the input reads {entry.source}, but the same input of step "
+                    f"'{original.name}' reads {first.source}; connect both inputs to "
+                    "tokens, or neither",
                     code=FindingCode.FIELD_COMBINATION,
                 )

@@ -49,9 +49,8 @@ def check_account(name: str, path: str, options: Options) -> Iterator[Finding]:
     if name and name not in allowed:
         yield Finding(
             path,
-            f"{name} is not a service account that pipelines can use "
-            f"({', '.join(allowed)}); use one of these, or ask the operator's administrator "
-            "to add it to --service-accounts",
+            f"pipelines cannot use service account {name!r}; use {' or '.join(allowed)}, or "
+            f"ask the operator's administrator to add {name!r} to --service-accounts",
             code=FindingCode.FORBIDDEN,
         )
 

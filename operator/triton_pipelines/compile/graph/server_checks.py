@@ -59,15 +59,15 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
             "spec.ensemble.maxInflightRequests",
-            f"requires Triton 25.11 or later, but server.version is {_spelled(version)}; remove"
-            " it, or use a newer image",
+            "the field requires Triton 25.11 or later, but server.version is "
+            f"{_spelled(version)}; remove the field, or use a newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     if server.pod_template is not None and options.pod_template is PodTemplateMode.FORBID:
         yield Finding(
             "spec.server.podTemplate",
-            "is forbidden by this operator (--pod-template=forbid); use the other fields of"
-            " spec.server, or ask the operator's administrator",
+            "this operator forbids podTemplate (--pod-template=forbid); use other fields of "
+            "spec.server, or ask the operator's administrator to set --pod-template=allow",
             code=FindingCode.FORBIDDEN,
         )
     yield from check_references(pipeline, graph, options)
@@ -82,8 +82,8 @@ def _version(version: tuple[int, int] | None, image: str) -> Iterator[Finding]:
     if version is None:
         yield Finding(
             "spec.server.version",
-            f"is required, because the tag of the image {image} does not contain a Triton release;"
-            " set it as YY.MM, for example '24.10'",
+            f"required, because the tag of the image {image} does not contain a Triton "
+            "release; set version as YY.MM, for example '24.10'",
             code=FindingCode.REQUIRED,
         )
     elif not 1 <= version[1] <= 12:
@@ -110,7 +110,7 @@ def _environment(server: ServerSpec) -> Iterator[Finding]:
         if variable.value is not None and variable.value_from is not None:
             yield Finding(
                 f"spec.server.env[{index}]",
-                "value and valueFrom cannot be combined; remove one of them",
+                "value and valueFrom cannot be combined; remove one of these fields",
                 code=FindingCode.FIELD_COMBINATION,
             )
 
@@ -131,7 +131,7 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
             instead = (
                 f"; use {instead} instead"
                 if (instead := INSTEAD_OF_ARGUMENTS.get(owned))
-                else "; remove it"
+                else "; remove the flag"
             )
             yield Finding(
                 path, f"{owned} is set by the operator{instead}", code=FindingCode.RESERVED
@@ -139,13 +139,14 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
         elif tracing and (owned := same_flag(flag, TRACE_ARGUMENTS)):
             yield Finding(
                 path,
-                f"{owned} is set by observability.tracing; remove one of them",
+                f"{owned} is also set by spec.observability.tracing; remove one of the two "
+                "settings",
                 code=FindingCode.FIELD_COMBINATION,
             )
         elif not argument.startswith("-"):
             yield Finding(
                 path,
-                f"{argument!r} is not a flag; write --flag=value as one item",
+                f"{argument!r} is not a flag; write each flag as one item, --flag=value",
                 code=FindingCode.INVALID_FORMAT,
             )
         elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
@@ -191,8 +192,8 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
         yield Finding(
             "spec.server.resources.limits.memory",
-            f"{given.limits.memory} does not exceed the shared memory of {shared}, which "
-            "counts toward it; raise it, or lower server.sharedMemory",
+            f"{given.limits.memory} must exceed the shared memory of {shared}, which counts "
+            "toward the limit; raise the limit, or lower server.sharedMemory",
             code=FindingCode.OUT_OF_RANGE,
         )
 

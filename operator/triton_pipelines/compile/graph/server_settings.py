@@ -245,7 +245,7 @@ def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | 
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
         return (
-            f"{name} would give the pod access to GPUs that the scheduler did not assign to "
-            "it; remove it, and request GPUs with server.gpu"
+            f"{name} would give the pod access to GPUs that the scheduler did not assign; "
+            f"remove {name}, and request GPUs with server.gpu"
         )
-    return f"{name} is set by the operator; remove it" if name in OWNED_ENVIRONMENT else None
+    return f"{name} is set by the operator; remove {name}" if name in OWNED_ENVIRONMENT else None

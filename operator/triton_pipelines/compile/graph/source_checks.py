@@ -40,8 +40,8 @@ def check_sources(graph: Graph) -> Iterator[Finding]:
         ):
             yield Finding(
                 f"{path}.fileName",
-                "selects a model file, but no model is loaded from this source; use path to select"
-                " a file in the source",
+                "fileName selects a model file, but no model is loaded from this source; "
+                "use path to select a file in the source",
                 code=FindingCode.FIELD_COMBINATION,
             )
     for step in graph.models:
@@ -63,7 +63,7 @@ def _file_conflicts(step: Step) -> Iterator[Finding]:
                     f"the file {name} would replace the file that is generated from vllm.engineArgs"
                 )
             if item.target in targets:
-                taken_by.append(f"{item.target} is already written by {targets[item.target]}")
+                taken_by.append(f"{targets[item.target]} already writes {item.target}")
         for conflict in taken_by:
             yield Finding(
                 item.path,
@@ -90,8 +90,8 @@ def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
     if isinstance(source, ModelSource) and source.file_name is not None and names_file(source):
         yield Finding(
             f"{path}.fileName",
-            f"selects a file in a folder, but the source is the file {file_name_of(source)!r};"
-            " remove fileName, or end the folder's URI with '/'",
+            "fileName selects a file in a directory, but the source is the file "
+            f"{file_name_of(source)!r}; remove fileName, or end the directory's URI with '/'",
             code=FindingCode.FIELD_COMBINATION,
         )
 
@@ -110,18 +110,18 @@ def _check_web(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     if "@" in address:
         yield Finding(
             f"{path}.uri",
-            "contains a username or password, which anyone who can read the resource can see;"
-            " store them in a Secret, and name it in secretRef",
+            "the URI contains a username or password; store the credentials in a Secret, "
+            "and name that Secret in secretRef",
             code=FindingCode.CREDENTIALS_IN_URI,
         )
     elif not address:
-        yield _invalid(f"{path}.uri", "has no host; use https://host/file")
+        yield _invalid(f"{path}.uri", "the URI has no host; use https://host/file")
     elif address in HUB_HOSTS and "/resolve/" not in rest:
         name = "/".join(rest.split("/")[1:3])
         yield _invalid(
             f"{path}.uri",
-            f"is a web page of the Hugging Face Hub, not a file; use hf://{name} (and path to"
-            " select a file)",
+            "the URI is that of a web page of the Hugging Face Hub, not of a file; use "
+            f"hf://{name} (and path to select a file)",
         )
 
 
@@ -129,7 +129,7 @@ def _check_hub(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     repository, _, revision = rest.partition("@")
     parts = [part for part in repository.split("/") if part]
     if not parts or ".." in parts:
-        yield _invalid(f"{path}.uri", "has no repository; use hf://org/name")
+        yield _invalid(f"{path}.uri", "the URI has no repository; use hf://org/name")
     if revision and source.revision is not None:
         yield _revision_twice(path, f"@{revision}", "revision")
 
@@ -137,7 +137,7 @@ def _check_hub(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
 def _check_bucket(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     if not rest.split("/", 1)[0]:
         scheme = source.uri.partition("://")[0]
-        yield _invalid(f"{path}.uri", f"has no bucket; use {scheme}://bucket/key")
+        yield _invalid(f"{path}.uri", f"the URI has no bucket; use {scheme}://bucket/key")
 
 
 def _check_registry(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def _check_registry(source: SourceSpec, rest: str, path: str) -> Iterator[Findin
 def _revision_twice(path: str, in_uri: str, what: str) -> Finding:
     return Finding(
         f"{path}.revision",
-        f"the URI already contains {in_uri}; specify the {what} in only one place",
+        f"the URI already contains {in_uri}; specify the {what} in the URI or in the field",
         code=FindingCode.FIELD_COMBINATION,
     )
 

@@ -37,8 +37,8 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
             )
             yield Finding(
                 next(readers, "spec.tokenizer.outputs"),
-                f"{tensor.name} is {tensor.data_type.value}, but tokens are INT64 or INT32; change"
-                " its dataType",
+                f"{tensor.name} is {tensor.data_type.value}, but tokens are INT64 or INT32; "
+                "change dataType to INT64 or INT32",
                 code=FindingCode.DATA_TYPE_MISMATCH,
             )
     if "KIND_GPU" in step.instances.kinds:
@@ -60,7 +60,7 @@ def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
             alternative = " if dims is omitted" if custom else ""
             yield Finding(
                 f"spec.tokenizer.outputs[{index}].tensor",
-                f"is required{alternative}, because {output.name!r} is not a known token tensor;"
+                f"required{alternative}, because {output.name!r} is not a known token tensor;"
                 f" use one of: {', '.join(TokenTensor)}",
                 code=FindingCode.REQUIRED,
             )
@@ -100,8 +100,9 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
         if step.max_batch_size > 0 and dims != ONE_TEXT:
             yield Finding(
                 entry.path,
-                f"has dims {list(dims)}, but with maxBatchSize {step.max_batch_size} the"
-                f" tokenizer reads one text per row (dims [1]); {_text_remedy(graph, entry)}",
+                f"the text has dims {list(dims)}, but with maxBatchSize "
+                f"{step.max_batch_size} the tokenizer reads one text per row (dims [1]); "
+                f"{_text_remedy(graph, entry)}",
                 code=FindingCode.SHAPE_MISMATCH,
             )
     if graph.max_batch_size > 0 and step.max_batch_size == 0:
@@ -113,7 +114,7 @@ def _text_remedy(graph: Graph, entry: Input) -> str:
     if entry.source is not None and entry.source.step != PIPELINE:
         return f"change {entry.source.step} to write one text per row"
     if graph.max_batch_size > 0:
-        return "omit spec.tokenizer.maxBatchSize to send several texts per row"
+        return "omit spec.tokenizer.maxBatchSize to send multiple texts per row"
     return "set spec.tokenizer.maxBatchSize to 0, so that dims include the rows"
 
 
@@ -168,7 +169,7 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
         yield Finding(
             "spec.tokenizer.buckets",
-            "is required for padding Bucketed; list the buckets, or declare lengths.profiles of a"
+            "required for padding Bucketed; list the buckets, or declare lengths.profiles of a"
             " TensorRT plan",
             code=FindingCode.REQUIRED,
         )

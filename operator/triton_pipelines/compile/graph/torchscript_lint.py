@@ -42,16 +42,16 @@ def _torchscript_names(path: str, what: str, given: Sequence[str]) -> Iterator[F
         plain = next(name for name in given if name not in indexes)
         yield warning(
             path,
-            f"{plain!r} does not have the form NAME__INDEX, unlike {next(iter(indexes))!r}, so"
-            f" Triton ignores the indexes and uses the {what} in the order listed here; use"
-            " NAME__INDEX for all of them",
+            f"{plain!r} does not have the form NAME__INDEX, unlike {next(iter(indexes))!r}, "
+            f"so Triton ignores the indexes and uses the {what} in the order listed here; "
+            "use NAME__INDEX for all names",
             code=FindingCode.TORCHSCRIPT_NAMES,
         )
     elif len(set(indexes.values())) < len(indexes):
         twice = [name for name, index in indexes.items() if list(indexes.values()).count(index) > 1]
         yield warning(
             path,
-            f"{listed(twice)} have the same index, so Triton treats them as one tensor of the"
-            " model; use a different index for each",
+            f"{listed(twice)} have the same index, so Triton treats these names as one "
+            "tensor; use a different index for each name",
             code=FindingCode.TORCHSCRIPT_NAMES,
         )

@@ -25,8 +25,8 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         if not step.inputs:
             yield Finding(
                 f"{step.path}.inputs",
-                f"is required, because without a tokenizer the inputs of {step.name} are unknown;"
-                " list each input tensor",
+                f"required, because without a tokenizer the inputs of step '{step.name}' "
+                "are unknown; list each input tensor",
                 code=FindingCode.REQUIRED,
             )
     yield from _unread(graph)
@@ -38,7 +38,7 @@ def _entry(graph: Graph) -> Iterator[Finding]:
     if graph.entry not in known:
         yield Finding(
             "spec.ensemble.entryPoint",
-            f"refers to {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+            _no_step(graph, str(graph.entry), "", known),
             code=FindingCode.UNKNOWN_STEP,
         )
 
@@ -52,15 +52,15 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
     )
     if meant is not None:
-        return f"which is a model name, not a step name; use {meant}{tensor}"
+        return f"{name!r} is a model name, not a step name; use {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
         return (
-            "which is an auxiliary model and cannot be connected; move it to spec.steps, or "
-            f"use one of: {', '.join(known)}"
+            f"{name!r} is an auxiliary model and cannot be connected; move that model to "
+            f"spec.steps, or use one of: {', '.join(known)}"
         )
     return (
-        "which does not exist; use one of:"
-        f" {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+        f"step {name!r} does not exist; use one of: "
+        f"{', '.join(known)}{did_you_mean(name, known, after=tensor)}"
     )
 
 
@@ -80,7 +80,8 @@ def _circle(graph: Graph) -> Iterator[Finding]:
                 )
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, an output of {origin}; steps must not form a cycle",
+                    f"the input reads {entry.source}, an output of {origin}; remove this "
+                    "cycle of steps",
                     code=FindingCode.CYCLE,
                 )
 
@@ -90,7 +91,8 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         if not entry.optional:
             yield Finding(
                 entry.path,
-                f"input {entry.tensor.name} of {step.name} is not connected; set its from field",
+                f"input '{entry.tensor.name}' of step '{step.name}' is not connected; set "
+                "the from field of this input",
                 code=FindingCode.NOT_CONNECTED,
             )
         return
@@ -99,25 +101,27 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if origin not in names:
         yield Finding(
             entry.path,
-            f"from refers to {origin!r},"
-            f" {_no_step(graph, origin, f'.{entry.source.tensor}', names)}",
+            _no_step(graph, origin, f".{entry.source.tensor}", names),
             code=FindingCode.UNKNOWN_STEP,
         )
         return
     made = graph.resolve(entry.source)
     if made is None:
-        what = "input" if origin == PIPELINE else "output"
+        what, owner = (
+            ("input", "the pipeline") if origin == PIPELINE else ("output", f"step {origin!r}")
+        )
         yield Finding(
             entry.path,
-            f"reads {entry.source}, but {origin} has no such {what}; {_has(graph, entry.source)}",
+            f"{owner} has no {what} {entry.source.tensor!r}; {_has(graph, entry.source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
     if origin == PIPELINE and made.name in graph.optional_inputs and not entry.optional:
         yield Finding(
             entry.path,
-            f"reads {entry.source}, which requests may omit, but input {entry.tensor.name} of"
-            f" {step.name} is required; {_make_both_alike(step)}",
+            f"the input reads {entry.source}, which requests can omit, but input "
+            f"'{entry.tensor.name}' of step '{step.name}' is required; "
+            f"{_make_both_alike(step)}",
             code=FindingCode.OPTIONAL_MISMATCH,
         )
     yield from _fits(graph, step, entry, made)
@@ -128,7 +132,7 @@ def _make_both_alike(step: Step) -> str:
     remove = "remove optional from the pipeline's input"
     if step.role is Role.TOKENIZER or step.repeats == TOKENIZER:
         return remove
-    return f"set optional: Enabled on this input too, or {remove}"
+    return f"set optional: Enabled also on this input, or {remove}"
 
 
 def _has(graph: Graph, reference: Reference) -> str:
@@ -203,8 +207,8 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
         )
         if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
             return (
-                f"; dims describe one row, so if the first -1 of {name} is the batch axis, remove"
-                f" it ({list(longer[1:])})"
+                f"; dims describe one row, so if the first -1 of {name} is the batch axis, "
+                f"use {list(longer[1:])}"
             )
         return ""
     left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
@@ -242,19 +246,20 @@ def _unread(graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 step.path,
-                f"the outputs of step {step.name} are not used by any step or by the pipeline's"
-                " outputs; "
+                f"the outputs of step '{step.name}' are not used by any step or by the "
+                "pipeline's outputs; "
                 + (
-                    f"connect one with from: {example}, or list one in ensemble.outputs"
+                    f"connect an output with from: {example}, or list an output in ensemble.outputs"
                     if example
-                    else "declare its outputs, and connect one with a from field"
+                    else "declare its outputs, and connect an output with a from field"
                 ),
                 code=FindingCode.UNUSED,
             )
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(
                 f"{step.path}.inputs",
-                f"no input of {step.name} is connected; set the from field of at least one input",
+                f"no input of step '{step.name}' is connected; set the from field of at "
+                "least one input",
                 code=FindingCode.NOT_CONNECTED,
             )
 
@@ -277,8 +282,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
             yield Finding(
                 path,
-                f"no step reads {tensor.name}; remove it, or connect it with from:"
-                f" pipeline.{tensor.name}",
+                f"no step reads input '{tensor.name}'; remove that input, or set from: "
+                f"pipeline.{tensor.name} in a step",
                 code=FindingCode.UNUSED,
             )
     spelt: dict[str, str] = {}
@@ -293,8 +298,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 reader,
-                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case;"
-                f" use pipeline.{other}",
+                f"pipeline.{tensor.name} differs from the input {other} only in case; use "
+                f"pipeline.{other}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
     for output in graph.outputs:
@@ -304,8 +309,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if output.source in answered:
             yield Finding(
                 output.path,
-                f"{output.source} is already the output {answered[output.source]!r}, and Triton"
-                " maps each tensor only once; remove one of them",
+                f"{output.source} is already the output {answered[output.source]!r}, and "
+                "Triton maps each tensor only once; remove one of the two outputs",
                 code=FindingCode.DUPLICATE,
             )
         answered.setdefault(output.source, output.tensor.name)
@@ -326,13 +331,12 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,
-            f"refers to {source.step!r},"
-            f" {_no_step(graph, source.step, f'.{source.tensor}', known)}",
+            _no_step(graph, source.step, f".{source.tensor}", known),
             code=FindingCode.UNKNOWN_STEP,
         )
     elif graph.resolve(source) is None:
         yield Finding(
             output.path,
-            f"refers to {source}, but {source.step} has no such output; {_has(graph, source)}",
+            f"step {source.step!r} has no output {source.tensor!r}; {_has(graph, source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )

@@ -87,7 +87,7 @@ def _merge(message: Any, changes: Mapping[str, Any], path: str) -> list[Finding]
             findings.append(
                 Finding(
                     here,
-                    f"is not a field of Triton's {message.DESCRIPTOR.name}; its fields are"
+                    f"unknown field of Triton's {message.DESCRIPTOR.name}; its fields are"
                     f" {', '.join(known)}{hint}",
                     code=FindingCode.UNKNOWN_FIELD,
                 )
@@ -184,7 +184,7 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
         return [
             Finding(
                 path,
-                f"is not valid for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
+                f"invalid value for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
                 code=FindingCode.INVALID_FORMAT,
             )
         ]
@@ -196,23 +196,23 @@ def _owned(before: Any, after: Any, path: str) -> Iterator[Finding]:
     """Yield what the patch changed although the resource has a field for it."""
     for name, field in OWNED.items():
         if getattr(before, name) != getattr(after, name):
-            yield _reserved(f"{path}.{name}", f"is set by the operator; use {field} instead")
+            yield _reserved(f"{path}.{name}", f"set by the operator; use {field} instead")
     yield from _owned_item_parts(before, after, path)
     scheduler = after.WhichOneof("scheduling_choice")
     if scheduler != before.WhichOneof("scheduling_choice"):
         yield _reserved(
             f"{path}.{scheduler}",
-            "changes the scheduler; use dynamicBatching or sequenceBatching instead",
+            "the patch must not change the scheduler; use dynamicBatching or sequenceBatching",
         )
     if _own_parameters(before) != _own_parameters(after):
         yield _reserved(
             f"{path}.parameters",
-            f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
-            " reserved for the operator; remove them",
+            f"parameters that start with {RUNTIME_PARAMETER_PREFIX!r} are reserved for the "
+            "operator; remove these parameters",
         )
     for name, why in REFUSED.items():
         if getattr(before, name) != getattr(after, name):
-            yield _reserved(f"{path}.{name}", f"is not supported, because {why}")
+            yield _reserved(f"{path}.{name}", f"the field is not supported, because {why}")
 
 
 def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
@@ -225,8 +225,8 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
         if left != right:
             yield _reserved(
                 f"{path}.{name}",
-                f"changes the names, types, shapes, order or optional flags; use {field} for"
-                " these, and set only other fields here",
+                "the patch must not change names, types, shapes, order or optional flags; "
+                f"use {field} for these settings",
             )
     left, right = [
         [[getattr(one, part) for part in _GROUP_OWNED] for one in config.instance_group]
@@ -236,7 +236,7 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
         fields = ", ".join(sorted(set(_GROUP_OWNED.values()) - {"modelName"}))
         yield _reserved(
             f"{path}.instance_group",
-            f"changes values of {fields}; set them there, and set only other fields here",
+            f"the patch must not change the values of {fields}; change {fields} directly",
         )
 
 

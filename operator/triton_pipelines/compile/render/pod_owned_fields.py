@@ -15,7 +15,7 @@ from triton_pipelines.compile.graph.server_settings import refused_variable
 from .pod_schema import as_mapping, mapping_items
 
 PATH = "spec.server.podTemplate"
-_OURS = "is set by the operator; "
+_OURS = "set by the operator; "
 # Fields of the Triton container → the field of the resource that says it, "" where nothing does.
 _SERVER_FIELDS = {
     "image": "spec.server.image",
@@ -40,13 +40,13 @@ _POD_FIELDS = {
         "Triton does not receive a token; with --pod-template=allow, mount a token into "
         "your own container with a projected volume (serviceAccountToken)"
     ),
-    "restartPolicy": "pods of a Deployment are always restarted; remove it",
-    "activeDeadlineSeconds": "pods of a Deployment cannot have a deadline; remove it",
+    "restartPolicy": "pods of a Deployment are always restarted; remove the field",
+    "activeDeadlineSeconds": "pods of a Deployment cannot have a deadline; remove the field",
     "ephemeralContainers": (
         "a pod template cannot have ephemeral containers; use kubectl debug on a pod"
     ),
-    "replicas": "is not part of a pod; use spec.replicas",
-    "strategy": "is not part of a pod; use spec.rollout.strategy",
+    "replicas": "not part of a pod; use spec.replicas",
+    "strategy": "not part of a pod; use spec.rollout.strategy",
 }
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
 # Below these nothing else may be mounted into our containers: the repository must not change, nor
@@ -79,7 +79,7 @@ def owned_fields(
         if key in ("apiVersion", "kind"):
             yield Finding(
                 f"{PATH}.{key}",
-                "is not a field of a pod template; remove it",
+                "the field does not exist in a pod template; remove the field",
                 code=FindingCode.UNKNOWN_FIELD,
             )
     yield from _metadata(as_mapping(given).get("metadata"), f"{PATH}.metadata", pipeline)
@@ -88,7 +88,9 @@ def owned_fields(
     for part in ("metadata", "spec"):
         if part in as_mapping(given) and given[part] is None:
             yield Finding(
-                f"{PATH}.{part}", f"{_OURS}null would remove it entirely", code=FindingCode.RESERVED
+                f"{PATH}.{part}",
+                f"{_OURS}null would remove the whole field",
+                code=FindingCode.RESERVED,
             )
     for field, why in _POD_FIELDS.items():
         if field in spec:
@@ -112,17 +114,17 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
         if part not in ("labels", "annotations"):
             yield Finding(
                 f"{path}.{part}",
-                "has no effect on pods; use only labels and annotations",
+                "no effect on pods; use only labels and annotations",
                 code=FindingCode.NO_EFFECT,
             )
         if value is None:
             yield Finding(
-                f"{path}.{part}", f"{_OURS}null would remove all of them", code=FindingCode.RESERVED
+                f"{path}.{part}", f"{_OURS}null would remove every key", code=FindingCode.RESERVED
             )
         for key in as_mapping(value):
             if key in own or str(key).startswith(f"{names.GROUP}/"):
                 yield Finding(
-                    f"{path}.{part}[{key}]", f"{_OURS}remove it", code=FindingCode.RESERVED
+                    f"{path}.{part}[{key}]", f"{_OURS}remove this key", code=FindingCode.RESERVED
                 )
 
 
@@ -132,8 +134,8 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (given is None or (isinstance(given, int) and given < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"is shorter than the drain, which takes {needed} s; set it to at least "
-            f"{needed}, or lower spec.rollout.drainSeconds",
+            f"the grace period is shorter than the drain, which takes {needed} s; use at "
+            f"least {needed}, or lower spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
 
@@ -151,8 +153,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.affinity",
-            "would replace the affinity from server.gpu.products; use spec.server.affinity, which"
-            " is merged with it",
+            "the patch would replace the affinity from server.gpu.products; use "
+            "spec.server.affinity",
             code=FindingCode.RESERVED,
         )
     for field, instead in (
@@ -173,8 +175,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.resourceClaims",
-            f"this list replaces the operator's; include the claim {names.CLAIM_GPU} of"
-            " server.gpu.claimTemplate in it",
+            f"this list replaces that of the operator; add the claim {names.CLAIM_GPU} of "
+            "server.gpu.claimTemplate",
             code=FindingCode.RESERVED,
         )
 
@@ -201,9 +203,9 @@ def _containers(
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
-                    "additional containers count as custom code, which this operator forbids"
-                    " (--custom-code=forbid); remove them, or ask the operator's administrator to"
-                    " allow custom code",
+                    "additional containers count as custom code, which this operator "
+                    "forbids (--custom-code=forbid); remove these containers, or ask the "
+                    "operator's administrator to allow custom code",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in mapping_items(item.get("volumeMounts"), "volumeMounts"):
@@ -241,20 +243,20 @@ def _own_container(
             instead = _SERVER_FIELDS[field]
             yield Finding(
                 f"{path}.{field}",
-                _OURS + (f"use {instead} instead" if instead else "remove it"),
+                _OURS + (f"use {instead} instead" if instead else "remove the field"),
                 code=FindingCode.RESERVED,
             )
         elif field in ("env", "volumeMounts") and item[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                (f"{_OURS}null would remove it entirely"),
+                (f"{_OURS}null would remove the whole field"),
                 code=FindingCode.RESERVED,
             )
     for where, variable in mapping_items(item.get("env"), "env"):
         name, value = str(variable.get("name")), variable.get("value")
         own = loader and (name in ("HOME", "HF_HOME") or name.startswith("TRITONPIPE_"))
         if (
-            why := f"{name} {_OURS}remove it"
+            why := f"{name} is {_OURS}remove {name}"
             if own
             else refused_variable(name, value if isinstance(value, str) else None, server)
         ):
@@ -263,7 +265,7 @@ def _own_container(
         target = str(mount.get("mountPath")).rstrip("/") or "/"
         if target in _OWN_MOUNTS or target.startswith(tuple(f"{tree}/" for tree in _OWN_TREES)):
             yield Finding(
-                f"{path}.{where}", f"{_OURS}mount it elsewhere", code=FindingCode.RESERVED
+                f"{path}.{where}", f"{_OURS}choose another mount path", code=FindingCode.RESERVED
             )
     if not loader:
         yield from _resources(item, pipeline, path)
@@ -306,8 +308,8 @@ def _resources(
     if gpu.claim_template is not None and "claims" in resources and not kept:
         yield Finding(
             f"{path}.resources.claims",
-            f"this list replaces the operator's; include the claim {names.CLAIM_GPU} of"
-            " server.gpu.claimTemplate in it",
+            f"this list replaces that of the operator; add the claim {names.CLAIM_GPU} of "
+            "server.gpu.claimTemplate",
             code=FindingCode.RESERVED,
         )
 

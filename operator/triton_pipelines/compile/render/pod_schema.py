@@ -29,7 +29,7 @@ MAX_FINDINGS = 100
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCALARS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "string": ((str,), "must be a string; put it in quotes"),
+    "string": ((str,), "must be a string; put the value in quotes"),
     "integer": ((int,), "must be an integer"),
     "boolean": ((bool,), "must be true or false"),
     "quantity": ((str, int, float), "must be a quantity such as 500m or 2Gi"),
@@ -116,13 +116,13 @@ def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
             near = difflib.get_close_matches(str(key), known, n=1)
             yield Finding(
                 f"{path}.{key}",
-                f"is not a field of Kubernetes' {kind}"
-                + (f"; did you mean {near[0]}?" if near else "; remove it"),
+                f"unknown field of Kubernetes' {kind}"
+                + (f"; did you mean {near[0]}?" if near else "; remove this field"),
                 code=FindingCode.UNKNOWN_FIELD,
             )
     for name in _schema()[kind] or {}:
         if name.endswith("!") and name[:-1] not in value:
-            yield Finding(f"{path}.{name[:-1]}", "is required", code=FindingCode.REQUIRED)
+            yield Finding(f"{path}.{name[:-1]}", "required", code=FindingCode.REQUIRED)
 
 
 def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
@@ -144,8 +144,8 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if len(kinds) > 1:  # without any it is an emptyDir
             yield Finding(
                 f"{path}.volumes[{item['name']}]",
-                f"must have one volume type, but has {' and '.join(kinds)}; set one to null to"
-                " remove it",
+                f"must have one volume type, but has {' and '.join(kinds)}; set all but one "
+                "to null",
                 code=FindingCode.FIELD_COMBINATION,
             )
     parts = [
@@ -163,32 +163,32 @@ def _names(found: list[str], path: str) -> Iterator[Finding]:
         if not _DNS_LABEL.fullmatch(name):
             yield Finding(
                 f"{path}[{name}].name",
-                "is not a valid name; use at most 63 lowercase letters, digits and '-'",
+                "not a valid name; use at most 63 lowercase letters, digits and '-'",
                 code=FindingCode.INVALID_FORMAT,
             )
         if count > 1:
             yield Finding(
                 f"{path}[{name}]",
-                "is used by two containers or init containers; choose another name",
+                "used by two containers or init containers; choose another name",
                 code=FindingCode.DUPLICATE,
             )
 
 
 def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Finding]:
     if "image" not in item:
-        yield Finding(f"{path}.image", "is required", code=FindingCode.REQUIRED)
+        yield Finding(f"{path}.image", "required", code=FindingCode.REQUIRED)
     for variable in item.get("env") or []:
         if "value" in variable and "valueFrom" in variable:
             yield Finding(
                 f"{path}.env[{variable['name']}]",
-                "value and valueFrom cannot be combined; set one of them to null",
+                "value and valueFrom cannot be combined; set one of these fields to null",
                 code=FindingCode.FIELD_COMBINATION,
             )
     for mount in item.get("volumeMounts") or []:
         if mount["name"] not in volumes:
             yield Finding(
                 f"{path}.volumeMounts[{mount['mountPath']}].name",
-                f"{mount['name']!r} is not a volume of the pod; it has"
-                f" {', '.join(sorted(volumes))}",
+                f"{mount['name']!r} is not a volume of the pod; use one of: "
+                f"{', '.join(sorted(volumes))}",
                 code=FindingCode.UNKNOWN_VOLUME,
             )

@@ -86,8 +86,8 @@ def render(
     size = sum(len(key) + len(value.encode()) for key, value in data.items())
     if size > CONFIG_MAP_LIMIT:
         raise RenderError(
-            f"the revision's ConfigMap would have {size} bytes, but at most {CONFIG_MAP_LIMIT} are"
-            " allowed"
+            f"the revision's ConfigMap would have {size} bytes, but at most "
+            f"{CONFIG_MAP_LIMIT} bytes are allowed"
         )
     return Revision(name, image, pod, files, data)
 

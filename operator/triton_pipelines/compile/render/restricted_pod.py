@@ -28,10 +28,10 @@ from triton_pipelines.compile.graph.server_settings import (
 from .pod_schema import as_mapping, mapping_items
 
 _HOST: Final = {
-    "hostNetwork": "gives the pod access to the network of its node",
-    "hostPID": "gives the pod access to the processes of its node",
-    "hostIPC": "gives the pod access to the shared memory of its node",
-    "nodeName": "bypasses the scheduler",
+    "hostNetwork": "the field gives the pod access to the network of its node",
+    "hostPID": "the field gives the pod access to the processes of its node",
+    "hostIPC": "the field gives the pod access to the shared memory of its node",
+    "nodeName": "the field bypasses the scheduler",
 }
 # Kinds of volumes that the standard "restricted" has, and images.
 _VOLUMES: Final = frozenset(
@@ -119,7 +119,7 @@ def restricted_fields(given: Any, namespace: str, options: Options, path: str) -
 
 
 def _refused(path: str, why: str) -> Finding:
-    return forbidden(path, f"{why}; remove it")
+    return forbidden(path, f"{why}; remove this setting")
 
 
 def _list(value: Any) -> list[Any]:
@@ -136,9 +136,9 @@ def _metadata(given: Mapping[str, Any], options: Options, path: str) -> Iterator
                 continue
             yield Finding(
                 f"{path}.{part}[{key}]",
-                "is not allowed, because other Services and controllers select pods by "
-                f"their {part}; remove it, or ask the operator's administrator to add it to "
-                "--pod-metadata",
+                "not allowed, because other Services and controllers select pods by "
+                f"their {part}; remove this key, or ask the operator's administrator to add "
+                "this key to --pod-metadata",
                 code=FindingCode.FORBIDDEN,
             )
 
@@ -149,17 +149,21 @@ def _container(
     security, at = as_mapping(item.get("securityContext")), f"{path}.securityContext"
     yield from _security(security, at)
     if security.get("privileged"):
-        yield _refused(f"{at}.privileged", "gives the container all privileges on its node")
+        yield _refused(
+            f"{at}.privileged", "the field gives the container all privileges on its node"
+        )
     for name in _list(as_mapping(security.get("capabilities")).get("add")):
         if name not in _CAPABILITIES:
             yield _refused(
                 f"{at}.capabilities.add", f"{name} gives the container privileges on the node"
             )
     if (security.get("procMount") or "Default") != "Default":
-        yield _refused(f"{at}.procMount", "exposes parts of /proc that are hidden for protection")
+        yield _refused(
+            f"{at}.procMount", "the field exposes parts of /proc that are hidden for protection"
+        )
     for where, port in mapping_items(item.get("ports"), f"{path}.ports"):
         if port.get("hostPort"):
-            yield _refused(f"{where}.hostPort", "opens a port of the node")
+            yield _refused(f"{where}.hostPort", "the field opens a port of the node")
     yield from _handlers(item, path)
     yield from _environment(item, namespace, options, path)
 
@@ -174,9 +178,13 @@ def _security(security: Mapping[str, Any], path: str) -> Iterator[Finding]:
     for field in ("user", "role", "type"):
         value = selinux.get(field) or ""
         if value and not (field == "type" and value in _SELINUX_TYPES):
-            yield _refused(f"{path}.seLinuxOptions.{field}", "removes a protection of the node")
+            yield _refused(
+                f"{path}.seLinuxOptions.{field}", "the field removes a protection of the node"
+            )
     if as_mapping(security.get("windowsOptions")).get("hostProcess"):
-        yield _refused(f"{path}.windowsOptions.hostProcess", "runs the container on its node")
+        yield _refused(
+            f"{path}.windowsOptions.hostProcess", "the field runs the container on its node"
+        )
     for where, item in mapping_items(security.get("sysctls"), f"{path}.sysctls"):
         if item.get("name") not in _SYSCTLS:
             yield _refused(where, f"{item.get('name')} is not a safe sysctl")
@@ -226,7 +234,7 @@ def _volume(
     kinds = {kind for kind, source in item.items() if kind != "name" and source is not None}
     for kind in sorted(kinds - _VOLUMES):
         why = (
-            "is a folder of the node"
+            "is a directory of the node"
             if kind == "hostPath"
             else ("mounts storage with the node's credentials")
         )
@@ -239,6 +247,8 @@ def _volume(
     sources = as_mapping(item.get("projected")).get("sources")
     for where, source in mapping_items(sources, f"{path}.projected.sources"):
         for kind in sorted(set(source) - _PROJECTED):
-            yield _refused(f"{where}.{kind}", "gives the pod the identity of its service account")
+            yield _refused(
+                f"{where}.{kind}", "the field gives the pod the identity of its service account"
+            )
         if name := as_mapping(source.get("secret")).get("name"):
             yield from check_secret(str(name), f"{where}.secret.name", namespace, options)

@@ -36,7 +36,7 @@ def unsafe_fields(workload: Mapping[str, Any], options: Options) -> Iterator[Fin
     if given["spec"].get("automountServiceAccountToken") is not False:
         yield forbidden(
             f"{PATH}.spec.automountServiceAccountToken",
-            "gives the pod access to the API server; set it to false",
+            "the field gives the pod access to the API server; set the field to false",
         )
 
 

@@ -302,7 +302,8 @@ class _Ensemble:
             self.findings.add(
                 "response_cache.enable",
                 RuleId.RESPONSE_CACHE,
-                "the response cache and decoupled steps cannot be combined; remove one of them",
+                "the response cache and decoupled steps cannot be combined; disable the "
+                "cache, or remove these steps",
             )
         return result
 

@@ -18,8 +18,8 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 "ensemble_scheduling",
                 RuleId.ENSEMBLE_PLATFORM,
-                "platform 'ensemble' requires ensemble_scheduling with its steps; add it, or use"
-                " another platform",
+                "platform 'ensemble' requires ensemble_scheduling; add ensemble_scheduling "
+                "with its steps, or use another platform",
             )
         return
     if identity.platform != ENSEMBLE:
@@ -39,8 +39,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 field,
                 RuleId.ENSEMBLE_FIELD,
-                f"an ensemble cannot have {field}; remove it here, and set it in the models of the"
-                " steps",
+                f"an ensemble cannot have {field}; move {field} to the models of the steps",
             )
     if not config.ensemble_scheduling.step:
         findings.add(
@@ -124,7 +123,8 @@ class _Flow:
                 self.findings.add(
                     f"input[{index}].name",
                     RuleId.TENSOR_UNUSED,
-                    f"no step reads input {tensor.name!r}; map it to a step, or remove it",
+                    f"no step reads input {tensor.name!r}; map that input to a step, or "
+                    "remove the input",
                 )
         for index, tensor in enumerate(self.config.output):
             if tensor.name not in self.producers and not (
@@ -147,8 +147,8 @@ class _Flow:
                 self.findings.add(
                     spot,
                     RuleId.TENSOR_UNUSED,
-                    f"tensor {tensor!r} is not used; map it to a step, make it an output of the"
-                    " ensemble, or remove the entry",
+                    f"tensor {tensor!r} is not used; map the tensor to a step, list the "
+                    "tensor as an output of the ensemble, or remove the entry",
                 )
 
     def _unready(self, ready: set[str]) -> None:

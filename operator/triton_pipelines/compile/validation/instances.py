@@ -48,7 +48,7 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
             findings.add(
                 f"{path}.gpus",
                 RuleId.INSTANCE_GPUS,
-                f"{name} uses no GPU, but gpus lists {listed(gpus)}; remove gpus, or use KIND_GPU",
+                f"gpus ({listed(gpus)}) is not allowed with {name}; remove gpus, or use KIND_GPU",
             )
         return
     missing = [gpu for gpu in gpus if gpu < 0 or (facts.gpus is not None and gpu >= facts.gpus)]

@@ -59,7 +59,8 @@ def _name(name: str, config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "name",
             RuleId.DIRECTORY_NAME,
-            f"the config has name {config.name!r}, but its folder is {name!r}; rename one of them",
+            f"the config has name {config.name!r}, but its directory is {name!r}; change "
+            "the name, or rename the directory",
         )
 
 
@@ -102,16 +103,16 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             "runtime",
             RuleId.RUNTIME,
-            f"{runtime!r} is a path; use the name of a library in the folder of backend"
-            f" {backend!r}, or omit it",
+            f"{runtime!r} is a path; use the name of a library in the directory of backend "
+            f"{backend!r}, or omit runtime",
         )
         return
     if runtime == PYTHON_FILE and backend in _LIBRARY_BACKENDS:
         findings.add(
             "runtime",
             RuleId.RUNTIME,
-            f"{runtime!r} is only for backends written in Python, but backend {backend!r} is a"
-            " library; omit it",
+            f"{runtime!r} is only for backends written in Python, but backend {backend!r} "
+            "is a library; omit runtime",
         )
         return
     if facts.backends is None:
@@ -155,14 +156,14 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            "no version is listed; list at least one version folder",
+            "no version is listed; list at least one version directory",
         )
     elif present is not None and not present:
         findings.add(
             "version_policy",
             RuleId.VERSION_POLICY,
-            "the model has no version folder; create one with a number as its name, for example"
-            " '1'",
+            "the model has no version directory; create a directory with a number as its "
+            "name, for example '1'",
         )
     elif (
         choice == "specific" and present is not None and not present & set(policy.specific.versions)
@@ -170,8 +171,8 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            f"none of the versions {listed(policy.specific.versions)} exists; the model's version"
-            f" folders are {listed(sorted(present))}",
+            f"none of the versions {listed(policy.specific.versions)} exists; the model's "
+            f"version directories are {listed(sorted(present))}",
         )
 
 
@@ -213,8 +214,8 @@ def _fields(config: Any, facts: ServerFacts, findings: ViolationCollector) -> No
 
 def _too_old(field: str, release: Release, since: Release) -> str:
     return (
-        f"Triton {_release(release)} does not support {field}; use {_release(since)} or later, or"
-        " omit it"
+        f"Triton {_release(release)} does not support {field}; use Triton {_release(since)} "
+        f"or later, or omit {field}"
     )
 
 
@@ -229,13 +230,15 @@ def _cache(config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "response_cache.enable",
             RuleId.RESPONSE_CACHE,
-            "the response cache and sequence_batching cannot be combined; remove one of them",
+            "the response cache and sequence_batching cannot be combined; remove "
+            "response_cache or sequence_batching",
         )
     if config.model_transaction_policy.decoupled:
         findings.add(
             "response_cache.enable",
             RuleId.RESPONSE_CACHE,
-            "the response cache cannot be combined with a decoupled model; remove one of them",
+            "the response cache cannot be combined with a decoupled model; remove "
+            "response_cache or decoupled",
         )
 
 
@@ -246,8 +249,8 @@ def _metrics(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.metric_identifier.family",
                 RuleId.METRICS,
-                "the metric has no family; set its name, for example"
-                " 'nv_inference_first_response_histogram_ms'",
+                "the metric has no family; set family, for example to "
+                "'nv_inference_first_response_histogram_ms'",
             )
         if not control.histogram_options.buckets:
             findings.add(
@@ -287,14 +290,15 @@ def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationColle
             findings.add(
                 path,
                 RuleId.LABELS_FOLDER,
-                f"{output.label_filename!r} is outside the model's folder; move the file into it",
+                f"{output.label_filename!r} is outside the model's directory; move the file "
+                "into that directory",
             )
         elif files is not None and target not in files:
             findings.add(
                 path,
                 RuleId.LABELS,
-                f"the model's folder has no file {output.label_filename!r}; add it, or omit"
-                " label_filename",
+                f"the model's directory has no file {output.label_filename!r}; add the "
+                "file, or omit label_filename",
             )
 
 
@@ -318,8 +322,8 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY,
-            "a custom batching strategy cannot be combined with sequence_batching; remove one of"
-            " them",
+            "a custom batching strategy cannot be combined with sequence_batching; remove "
+            "the strategy or sequence_batching",
         )
         return
     if facts.root is None:
@@ -332,14 +336,14 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY_FOLDER,
-            f"{target!r} is outside the model's folder {folder!r}; move the library into it, and"
-            " use its full path",
+            f"{target!r} is outside the model's directory {folder!r}; move the library into "
+            "that directory, and use its full path",
         )
     elif (files := facts.files.get(name)) is not None and within not in files:
         findings.add(
             path,
             RuleId.BATCH_STRATEGY,
-            f"the model's folder has no file {within!r}; add the library, or correct the path",
+            f"the model's directory has no file {within!r}; add the library, or correct the path",
         )
 
 

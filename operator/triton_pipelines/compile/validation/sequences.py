@@ -96,8 +96,8 @@ def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.name",
                 RuleId.SEQUENCE_CONTROL,
-                "the control tensor has no name; set it to the model's input that receives the"
-                " signal",
+                "the control tensor has no name; set name to the model's input that "
+                "receives the signal",
             )
         elif (first := names.setdefault(tensor.name, index)) != index:
             findings.add(
@@ -148,7 +148,7 @@ def _correlation_id(control: Any, path: str, findings: ViolationCollector) -> No
         findings.add(
             f"{path}.{field}",
             RuleId.CORRELATION_ID,
-            "a correlation ID is not a Boolean signal; remove it, and set data_type",
+            "a correlation ID is not a Boolean signal; remove the two values, and set data_type",
         )
     if control.data_type not in _CORRELATION_ID_TYPES:
         findings.add(
@@ -177,15 +177,16 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCol
             findings.add(
                 f"{spot}.initial_state",
                 RuleId.INITIAL_STATE,
-                f"a state has one initial value, not {len(state.initial_state)}; remove the others",
+                f"a state has one initial value, not {len(state.initial_state)}; remove all "
+                "but one",
             )
             continue
         if (first := initialised.setdefault(state.input_name, index)) != index:
             findings.add(
                 f"{spot}.input_name",
                 RuleId.INITIAL_STATE,
-                f"state[{first}] already has an initial value for {state.input_name!r}; remove one"
-                " of them",
+                f"state[{first}] already has an initial value for {state.input_name!r}; "
+                "remove one of the two values",
             )
         _initial(state, state.initial_state[0], f"{spot}.initial_state[0]", facts, findings)
 
@@ -196,13 +197,13 @@ def _state_tensor(state: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.{field}",
                 RuleId.STATE_TENSOR,
-                "the state's tensor has no name; set it to the tensor's name in the model",
+                "the state's tensor has no name; set the tensor's name in the model",
             )
     if state.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
             RuleId.STATE_TENSOR,
-            "the state has no data type; set one, for example TYPE_FP32",
+            "the state has no data type; set data_type, for example to TYPE_FP32",
         )
     if not state.dims:
         findings.add(
@@ -223,7 +224,9 @@ def _initial(
     state: Any, initial: Any, path: str, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
     if not initial.name:
-        findings.add(f"{path}.name", RuleId.INITIAL_STATE, "the initial value has no name; set one")
+        findings.add(
+            f"{path}.name", RuleId.INITIAL_STATE, "the initial value has no name; set name"
+        )
     if initial.data_type != state.data_type:
         findings.add(
             f"{path}.data_type",
@@ -282,7 +285,7 @@ def _data_file(initial: Any, path: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             f"{path}.data_file",
             RuleId.INITIAL_STATE,
-            f"the model's folder has no file {target!r}; add it, or use zero_data",
+            f"the model's directory has no file {target!r}; add the file, or use zero_data",
         )
     elif initial.dims and files[target] < expected:
         findings.add(

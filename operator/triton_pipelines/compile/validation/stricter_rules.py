@@ -53,12 +53,12 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         "overflow, and later releases reject sizes beyond 64 bits."
     ),
     RuleId.BATCH_STRATEGY_FOLDER: Limit(
-        "Triton 26.06 and later reject a library outside the model's folder, so the model would not"
-        " survive an upgrade."
+        "Triton 26.06 and later reject a library outside the model's directory, so the "
+        "model would not survive an upgrade."
     ),
     RuleId.LABELS_FOLDER: Limit(
-        "Triton 26.02 and later reject a label file outside the model's folder, so the model would"
-        " not survive an upgrade."
+        "Triton 26.02 and later reject a label file outside the model's directory, so the "
+        "model would not survive an upgrade."
     ),
     RuleId.SEQUENCE_SLOTS: Limit(
         "Triton creates a queue for every sequence slot at load and runs out of memory.",

@@ -29,7 +29,8 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
                 findings.add(
                     f"{path}.name",
                     RuleId.TENSOR_NAME_TWICE,
-                    f"{side}[{first}] already has the name {tensor.name!r}; rename one of them",
+                    f"{side}[{first}] already has the name {tensor.name!r}; rename one of "
+                    "the two tensors",
                 )
     for index, tensor in enumerate(config.input):
         if tensor.format in _IMAGE_FORMATS and len(tensor.dims) != _IMAGE_RANK:
@@ -58,14 +59,14 @@ def _tensor(
         findings.add(
             f"{path}.name",
             RuleId.TENSOR_NAME,
-            "the tensor has no name; set it to the tensor's name in the model",
+            "the tensor has no name; set the tensor's name in the model",
         )
     shown = repr(tensor.name) if tensor.name else "the tensor"
     if tensor.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
             RuleId.DATA_TYPE,
-            f"{shown} has no data type; set one, for example TYPE_FP32",
+            f"{shown} has no data type; set data_type, for example to TYPE_FP32",
         )
     if not tensor.dims:
         findings.add(
@@ -99,22 +100,23 @@ def _formats(
         findings.add(
             f"{path}.is_shape_tensor",
             RuleId.SHAPE_TENSOR,
-            f"{shown}: only TensorRT models (platform tensorrt_plan) have shape tensors; remove it",
+            f"{shown}: only TensorRT models (platform tensorrt_plan) have shape tensors; "
+            "remove is_shape_tensor",
         )
     if tensor.is_non_linear_format_io:
         if not identity.tensorrt:
             findings.add(
                 f"{path}.is_non_linear_format_io",
                 RuleId.NON_LINEAR_FORMAT,
-                f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats; remove"
-                " it",
+                f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats; "
+                "remove the format",
             )
         elif len(tensor.dims) != _IMAGE_RANK:
             findings.add(
                 f"{path}.is_non_linear_format_io",
                 RuleId.NON_LINEAR_FORMAT,
-                f"{shown}: a non-linear format requires 3 dims, not {len(tensor.dims)}; use 3"
-                " dims, or omit it",
+                f"{shown}: a non-linear format requires 3 dims, not {len(tensor.dims)}; use "
+                "3 dims, or omit the format",
             )
 
 
@@ -198,7 +200,9 @@ def _batch_io(config: Any, findings: ViolationCollector) -> None:
                 )
             elif target in batch.target_name[:place]:
                 findings.add(
-                    spot, RuleId.BATCH_OUTPUT, f"output {target!r} is listed twice; list it once"
+                    spot,
+                    RuleId.BATCH_OUTPUT,
+                    f"output {target!r} is listed twice; remove one of the two entries",
                 )
 
 
@@ -209,8 +213,8 @@ def _sources(
         findings.add(
             f"{path}.source_input",
             rule,
-            f"exactly one input of the model must be its source, not {len(batch.source_input)};"
-            " list one",
+            "source_input must list exactly one input of the model, not "
+            f"{len(batch.source_input)}; list one input",
         )
     for index, source in enumerate(batch.source_input):
         if source not in inputs:

@@ -38,8 +38,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 f"{path}.batch_size",
                 RuleId.WARMUP_SIZE,
-                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many; use at"
-                f" most {MAX_WARMUP_REQUESTS} in total",
+                f"{sample.batch_size} requests, repeated {max(sample.count, 1)} times, are "
+                f"too many; use at most {MAX_WARMUP_REQUESTS} in total",
             )
         for name in sorted(sample.inputs):
             _input(
@@ -68,7 +68,9 @@ def _required(
         if given < sum(not tensor.optional for tensor in config.input)
         else RuleId.WARMUP_REQUIRED
     )
-    findings.add(f"{path}.inputs", rule, f"input {listed(missing)} of the model is missing; add it")
+    findings.add(
+        f"{path}.inputs", rule, f"input {listed(missing)} of the model is missing; add that input"
+    )
 
 
 def _input(
@@ -98,7 +100,7 @@ def _input(
         findings.add(
             f"{path}.data_type",
             RuleId.WARMUP_SIZE,
-            f"{name!r} has no data type; set one, for example TYPE_FP32",
+            f"{name!r} has no data type; set data_type, for example to TYPE_FP32",
         )
     if tensor is not None:
         _fits_model(name, given, tensor, path, valid, findings)
@@ -135,8 +137,8 @@ def _fits_model(
         findings.add(
             f"{path}.data_type",
             RuleId.WARMUP,
-            f"{name!r} is {type_name(given.data_type)}, but the model requires"
-            f" {type_name(tensor.data_type)}; change one of them",
+            f"{name!r} is {type_name(given.data_type)}, but the model requires "
+            f"{type_name(tensor.data_type)}; use the data type of the model",
         )
     fits = len(given.dims) == len(tensor.dims) and all(
         expected in (VARIABLE, dim) for dim, expected in zip(given.dims, tensor.dims, strict=True)
@@ -162,7 +164,8 @@ def _file(
         findings.add(
             f"{path}.input_data_file",
             RuleId.WARMUP,
-            f"{name!r}: the model's folder has no file {target!r}; add it, or use zero_data",
+            f"{name!r}: the model's directory has no file {target!r}; add the file, or use "
+            "zero_data",
         )
     elif files[target] < expected:
         findings.add(

@@ -253,12 +253,16 @@ async def _change_pod(
                 return ended(PodResult.UNKNOWN, target.count, reason)
         except PodRejectedError as error:
             now = await _reported_count(model, target)
-            return ended(PodResult.REJECTED, now, f"rejected {counted(count, 'instance')}: {error}")
+            return ended(
+                PodResult.REJECTED,
+                now,
+                f"Triton rejected the change to {counted(count, 'instance')}: {error}",
+            )
         now = await target.control.count(model)
         if now != count:
             reason = (
                 f"reports {now} instances after a change to {count}, so another client is "
-                "changing this pod"
+                "changing this pod; find that client and stop it"
             )
             return ended(PodResult.BROKEN, now, reason)
         fault = await _fault(model, public, target, pace)
@@ -266,7 +270,11 @@ async def _change_pod(
     except PodGoneError as error:
         return ended(PodResult.GONE, 0, str(error))
     except (PodUnresponsiveError, PodRejectedError) as error:
-        return ended(PodResult.UNKNOWN, target.count, f"does not report its state: {error}")
+        return ended(
+            PodResult.UNKNOWN,
+            target.count,
+            f"Triton does not report the state of its models: {error}",
+        )
 
 
 async def _reported_count(model: str, target: PodTarget) -> int:

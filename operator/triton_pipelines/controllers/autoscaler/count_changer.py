@@ -64,7 +64,13 @@ class CountChanger:
         """Wait until the intent is recorded, then change the pods; on failure revert."""
         try:
             if changed and not await self._is_recorded(state, desired):
-                self._fail(state, "the desired counts could not be recorded, so no pod was changed")
+                self._fail(
+                    state,
+                    (
+                        "the desired instance counts could not be saved, so no pod was changed; "
+                        "the operator retries"
+                    ),
+                )
                 state.memory, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return

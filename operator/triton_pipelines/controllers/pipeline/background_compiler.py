@@ -166,7 +166,7 @@ class BackgroundCompiler:
     def _finding(self) -> Finding:
         return Finding(
             "spec",
-            f"takes more than {self.budget_seconds:g} s of CPU time to compile; shorten lists "
-            "and texts, or split the pipeline",
+            f"compilation takes more than {self.budget_seconds:g} s of CPU time; "
+            "reduce the number of steps, labels or other list entries, or split the pipeline",
             code=FindingCode.TOO_LARGE,
         )

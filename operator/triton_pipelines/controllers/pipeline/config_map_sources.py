@@ -42,8 +42,8 @@ async def read_sources(
             found = await client.get(CONFIG_MAPS, namespace, name)
         except NotFound:
             missing[step] = (
-                f"{item.path}: {uri}: ConfigMap {name} does not exist in namespace {namespace};"
-                " create it"
+                f"{item.path}: {uri}: ConfigMap {name} does not exist in namespace "
+                f"{namespace}; create the ConfigMap"
             )
             continue
         content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
@@ -51,8 +51,8 @@ async def read_sources(
             # The message does not list the existing keys: whoever may write a pipeline need not be
             # allowed to read ConfigMaps.
             missing[step] = (
-                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add it, or use an"
-                " existing key"
+                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add the key, "
+                "or name an existing key in the URI"
             )
             continue
         digests[step] = hashlib.sha256(content.encode()).hexdigest()

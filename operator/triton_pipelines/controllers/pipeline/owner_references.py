@@ -52,8 +52,8 @@ def check_owner(known: Object | None, item: Object, uid: str) -> None:
     ):
         raise FormerChild(what)
     raise NameTaken(
-        f"{what} exists in this namespace and does not belong to this pipeline; delete or rename"
-        " it, or give the pipeline another metadata.name"
+        f"{what} exists in this namespace and does not belong to this pipeline; delete or "
+        "rename that object, or change metadata.name of the pipeline"
     )
 
 

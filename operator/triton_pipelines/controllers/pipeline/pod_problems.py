@@ -169,9 +169,9 @@ def _offered(nodes: Sequence[Object] | None, resource: str) -> str:
                 f"{node['metadata']['name']}: {amount}{f' ({product})' if product else ''}"
             )
     if not offers:
-        return f"none of {len(nodes)} nodes offers {resource}; "
+        return f"none of the {len(nodes)} nodes provides {resource}; "
     shown = ", ".join(offers[:5]) + (f" and {len(offers) - 5} more" if len(offers) > 5 else "")
-    return f"nodes offer {shown}; "
+    return f"available: {shown}; "
 
 
 def _waiting(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -268,8 +268,8 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
         why = f"{ended.get('reason', 'Error')}, {_exit_code(ended.get('exitCode'))}"
         return Problem(
             Reason.SERVER_CRASHED,
-            f"pod {pod.name}: Triton exited ({why}) and was restarted "
-            f"{status.get('restartCount', 0)} times; end of its log: {tail}",
+            f"pod {pod.name}: Triton exited ({why}; restarts: "
+            f"{status.get('restartCount', 0)}); its log ends with: {tail}",
             pod.name,
         )
     return None

@@ -59,22 +59,31 @@ _AFFECTS_ALL_PODS: Final = frozenset(
     {RejectionCause.QUOTA, RejectionCause.RIGHTS, RejectionCause.ABSENT}
 )
 _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
-    RejectionCause.NODE: "its node is too small",
-    RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it; raise the "
+    RejectionCause.NODE: (
+        "its node cannot provide or change that CPU; lower instances.max, or use a larger "
+        "Linux node"
+    ),
+    RejectionCause.QUOTA: "a ResourceQuota of the namespace forbids the change; raise the "
     "quota, or lower instances.max",
     RejectionCause.RIGHTS: (
-        "the operator does not have permission to resize pods; grant its role the verb patch "
-        "on pods/resize (rbac.podResize in the chart)"
+        "the operator is not allowed to resize pods; grant its role the verb patch on "
+        "pods/resize (rbac.podResize in the chart)"
     ),
     RejectionCause.RANGE: (
-        "a LimitRange of the namespace does not allow it; change the LimitRange, or lower "
+        "a LimitRange of the namespace forbids the change; adjust the LimitRange, or lower "
         "instances.max"
     ),
-    RejectionCause.ADMISSION: "an admission controller or policy rejects it",
-    RejectionCause.INVALID: "the API server rejects the change as invalid",
+    RejectionCause.ADMISSION: (
+        "an admission policy or the API server rejects the change; correct what the message "
+        "in parentheses states"
+    ),
+    RejectionCause.INVALID: (
+        "the API server rejects the change as invalid; correct what the message in "
+        "parentheses states, or omit spec.scaling.cpuResize"
+    ),
     RejectionCause.ABSENT: (
         "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later; "
-        "upgrade the cluster, or omit scaling.cpuResize"
+        "upgrade the cluster, or omit spec.scaling.cpuResize"
     ),
 }
 

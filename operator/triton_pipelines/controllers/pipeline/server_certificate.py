@@ -141,7 +141,7 @@ def _file(data: Mapping[str, bytes], key: str) -> bytes:
     content = data.get(key, b"")
     if not content.strip():
         why = " (mode Mutual needs it)" if key == names.KEY_AUTHORITIES else ""
-        raise CertificateError(f"key {key} is missing or empty{why}; add it")
+        raise CertificateError(f"key {key} is missing or empty{why}; add the key to the Secret")
     if len(content) > _FILE_MAX:
         raise CertificateError(
             f"{key} has {len(content)} bytes, but at most {_FILE_MAX} are allowed; remove"
@@ -163,8 +163,8 @@ def _check_readable(leaf: x509.Certificate) -> None:
     """Reject a certificate whose key gRPC does not support, or of which a part is malformed."""
     if not _has_supported_key(leaf):
         raise CertificateError(
-            "tls.crt has a key of a type that gRPC does not support; request it with an RSA key, or"
-            " with an ECDSA key on the curve P-256 or P-384"
+            "tls.crt has a key of a type that gRPC does not support; request a certificate "
+            "with an RSA key, or with an ECDSA key on the curve P-256 or P-384"
         )
     try:
         _ = (leaf.extensions, leaf.subject, leaf.issuer, leaf.not_valid_before_utc)
@@ -212,8 +212,8 @@ def _check_usage(leaf: x509.Certificate, usage: x509.ObjectIdentifier, name: str
         return  # for any use
     if usage not in allowed and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in allowed:
         raise CertificateError(
-            f"tls.crt does not have the usage '{name}', and {why}; request it (in usages of "
-            "a cert-manager Certificate)"
+            f"tls.crt does not have the usage '{name}', and {why}; request that usage "
+            "(usages of a cert-manager Certificate)"
         )
 
 
@@ -238,6 +238,7 @@ def _host_name(leaf: x509.Certificate) -> str:
         host = hosts[0] if hosts else ""
     if not host:
         raise CertificateError(
-            "tls.crt has no host name; request it for the names of the pipeline's Service"
+            "tls.crt has no host name; request a certificate for the names of the "
+            "pipeline's Service"
         )
     return host.replace("*", "any", 1)

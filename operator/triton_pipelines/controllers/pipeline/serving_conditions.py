@@ -134,7 +134,7 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     remaining = sum(not pod.deleting for pod in snapshot.pods)
     if remaining:
         return _draining(
-            f"suspending: {counted(remaining, 'pod has', 'pods have')} not been deleted yet",
+            f"suspending: waiting for {counted(remaining, 'pod')} to be deleted",
             available(serving, snapshot),
         )
     text = (
@@ -154,14 +154,14 @@ def _rolled_back(case: _ServingCase) -> list[Condition] | None:
         return None
     why = Reason(state.failed_reason)
     text = (
-        f"revision {case.desired} failed and was rolled back to revision {target} ({why.value}):"
-        f" {state.failed_message}; the operator retries it when the spec changes"
+        f"revision {case.desired} failed and was rolled back to revision {target} "
+        f"({why.value}): {state.failed_message}; change the spec to retry"
     )
     if why is Reason.SLO_VIOLATED:
         text = (
-            f"revision {case.desired} serves, but violates the SLO that revision {target} met,"
-            f" and was rolled back to it: {state.failed_message}; the operator retries it when the"
-            " spec changes"
+            f"revision {case.desired} serves, but violates the SLO that revision {target} "
+            f"met, and was rolled back to it: {state.failed_message}; change the spec to "
+            "retry"
         )
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
@@ -180,8 +180,8 @@ def _preflight(case: _ServingCase) -> list[Condition] | None:
         text = f"{case.progress}; preflight: {problem.message}; {keeps}"
         return case.not_ready(kind, problem.reason, text)
     text = (
-        f"{case.progress}; a preflight runs the loader's checks for this revision, and {keeps} "
-        "until they pass"
+        f"{case.progress}; a preflight checks this revision, and {keeps} until the "
+        "preflight has passed"
     )
     if rollout.downtime:
         text += f"; {rollout.downtime}"
@@ -293,7 +293,7 @@ def available(serving: Sequence[Pod], snapshot: Snapshot) -> Condition:
     if serving and len(failing) < len(serving):
         revisions = ", ".join(sorted({pod.revision for pod in serving}))
         number = len(serving) - len(failing)
-        text = f"{counted(number, 'pod answers', 'pods answer')} requests (revision {revisions})"
+        text = f"{counted(number, 'pod serves', 'pods serve')} requests (revision {revisions})"
         return Condition(ConditionType.AVAILABLE, True, Reason.SERVING, text)
     if failing:
         return Condition(

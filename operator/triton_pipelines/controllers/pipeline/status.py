@@ -21,6 +21,7 @@ from triton_pipelines.api.conditions import (
     merge,
 )
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import numbered
 from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.compile.graph.example_request import public_shape, wire_type
 from triton_pipelines.compile.graph.graph import Graph, Tensor
@@ -123,7 +124,7 @@ def _reported_generation(snapshot: Snapshot) -> int:
 def _listed(findings: Sequence[Finding]) -> str:
     if len(findings) == 1:
         return str(findings[0])
-    text = "; ".join(f"({index}) {finding}" for index, finding in enumerate(findings, 1))
+    text = numbered([str(finding) for finding in findings])
     return f"{len(findings)} findings: {text}"[:MESSAGE_MAX]
 
 

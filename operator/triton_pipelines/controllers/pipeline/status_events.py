@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
 from triton_pipelines.api.scaling import ScalingMode
+from triton_pipelines.api.wording import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,10 @@ def _new_warnings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[E
     ]
     if not added:
         return []
-    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(added, 1))
     note = (
-        added[0] if len(added) == 1 else f"{len(added)} new warnings in status.warnings: {listed}"
+        added[0]
+        if len(added) == 1
+        else f"{len(added)} new warnings in status.warnings: {numbered(added)}"
     )
     return [Event(True, "SpecWarning", "Lint", note)]
 

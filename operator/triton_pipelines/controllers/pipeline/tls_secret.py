@@ -97,13 +97,13 @@ class TlsSecrets:
         try:
             secret = await self.client.get(SECRETS, namespace, name)
         except NotFound:
-            problem = f"{place} does not exist in namespace {namespace}; create it"
+            problem = f"{place} does not exist in namespace {namespace}; create the Secret"
             return _Reading(now, "", None, problem)
         except Forbidden:
             problem = (
-                f"{place} cannot be read by the operator in namespace {namespace}; add it "
-                "to rbac.tlsSecrets in the chart, or create a Role that allows get for "
-                "this Secret"
+                f"{place} cannot be read by the operator in namespace {namespace}; add the "
+                "Secret to rbac.tlsSecrets in the chart, or create a Role that allows get "
+                "for this Secret"
             )
             return _Reading(now, "", None, problem)
         version = str(secret["metadata"].get("resourceVersion") or "")

@@ -245,8 +245,8 @@ def _result_of_job(
     text = str(ended.get("message") or "")
     if ended.get("exitCode") != 0:
         message = (
-            f"the measurement ended with exit code {ended.get('exitCode')}:"
-            f" {text.strip()[-600:] or ended.get('reason', '')}"
+            f"the tuning Job failed with exit code {ended.get('exitCode')}: "
+            f"{text.strip()[-600:] or ended.get('reason', '')}"
         )
         return TuningDecision(run.failed(message, now))
     try:
@@ -256,8 +256,8 @@ def _result_of_job(
     if result is None:
         return TuningDecision(
             run.failed(
-                "the Job's report cannot be read; check that its image matches this operator's"
-                " release (loader.image)",
+                "the report of the tuning Job cannot be read; check that loader.image of "
+                "the chart matches the operator's release",
                 now,
             )
         )

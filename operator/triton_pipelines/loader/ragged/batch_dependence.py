@@ -42,7 +42,7 @@ class BatchDependence(Enum):
         """What the user can do about it."""
         if self is BatchDependence.DYNAMIC_QUANTIZATION:
             return "use the model without dynamic quantization, or quantize it statically"
-        return "export the model without it"
+        return "export the model without this operator"
 
 
 def batch_dependent_operators(model_nodes: Iterable[Any]) -> dict[str, BatchDependence]:

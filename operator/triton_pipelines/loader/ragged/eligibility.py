@@ -9,6 +9,7 @@ from typing import Any, Final
 import onnx
 
 from triton_pipelines.api.loadplan import PlanAdapt, shape_input
+from triton_pipelines.api.wording import numbered
 from triton_pipelines.loader.onnx_graph.graph_walk import (
     dims,
     element_type,
@@ -58,7 +59,7 @@ class AdaptationRefusal:
         return cls((Obstacle(problem, advice),))
 
     def __str__(self) -> str:
-        return "; ".join(map(str, self.reasons))
+        return numbered([str(reason) for reason in self.reasons])
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         value = graph_inputs.get(item.name)
         if value is None:
             yield Obstacle(
-                f"the file has no input {item.name}",
+                f"the file has no input {item.name!r}",
                 "use the names of the file's inputs in spec.model.inputs: "
                 f"{', '.join(sorted(graph_inputs))}",
             )
@@ -154,26 +155,25 @@ def _input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         yield from _shape_obstacles(item.name, dims(value))
         if element_type(value) not in TOKENS:
             yield Obstacle(
-                f"input {item.name} is {_T.DataType.Name(element_type(value))}",
-                "export it as INT64",
+                f"input {item.name!r} has type {_T.DataType.Name(element_type(value))}",
+                "export the input as INT64",
             )
         if item.name not in read:
             yield Obstacle(
-                f"input {item.name} is not read by any operator",
-                f"export the model without it, or {FIXED}",
+                f"no operator reads input {item.name!r}",
+                f"export the model without this input, or {FIXED}",
             )
         if shape_input(item.name) in names:
             yield Obstacle(
-                f"the graph has a tensor {shape_input(item.name)}, but this name is "
-                "reserved for the lengths",
-                "rename it in the export",
+                f"the name of tensor {shape_input(item.name)!r} is reserved for row lengths",
+                "rename the tensor in the export",
             )
 
 
 def _shape_obstacles(name: str, shape: tuple[int | str | None, ...] | None) -> Iterator[Obstacle]:
     """Check that an input has two dynamic axes."""
     if shape is None or len(shape) != 2:
-        yield Obstacle(f"input {name} is not [rows, tokens]", FIXED)
+        yield Obstacle(f"the shape of input {name!r} is not [rows, tokens]", FIXED)
         return
     rows, tokens = shape
     if not isinstance(rows, int) and not isinstance(tokens, int):
@@ -182,7 +182,7 @@ def _shape_obstacles(name: str, shape: tuple[int | str | None, ...] | None) -> I
     has_length = isinstance(tokens, int) and tokens > 0
     length = f" and spec.tokenizer.maxLength to {tokens}" if has_length else ""
     yield Obstacle(
-        f"input {name} has a fixed axis of {axis}",
+        f"input {name!r} has a fixed axis of {axis}",
         f"{FIXED}{length}, or export the model with a dynamic axis",
     )
 
@@ -190,7 +190,7 @@ def _shape_obstacles(name: str, shape: tuple[int | str | None, ...] | None) -> I
 def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
     """Check the inputs that the tokenizer does not fill."""
     planned = {item.name for item in plan.inputs}
-    advice = f"export the model without it, or {FIXED}"
+    advice = f"export the model without this input, or {FIXED}"
     for name, value in inputs(model.graph).items():
         if name in planned:
             continue
@@ -201,9 +201,9 @@ def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
                 if "position" in name.lower()
                 else "an axis of variable length that does not come from the tokens"
             )
-            yield Obstacle(f"input {name} has {problem}", advice)
+            yield Obstacle(f"input {name!r} has {problem}", advice)
         elif isinstance(shape[0] if shape else 1, int):
-            yield Obstacle(f"input {name} has no row axis", advice)
+            yield Obstacle(f"input {name!r} has no row axis", advice)
 
 
 def _masks(model: Any, plan: PlanAdapt) -> tuple[str, ...]:
@@ -219,12 +219,12 @@ def _mask_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
     if not masks:
         yield Obstacle(
             "the model has no attention mask, so padding would change outputs",
-            f"export it with the input attention_mask, or {FIXED}",
+            f"export the model with the input attention_mask, or {FIXED}",
         )
     elif not reached(model.graph, masks) & {value.name for value in model.graph.output}:
         yield Obstacle(
-            f"no output depends on {masks[0]}: the model ignores its mask",
-            "export it again with a mask that affects the outputs",
+            f"no output depends on {masks[0]!r}, so the model ignores its mask",
+            "export the model again with a mask that affects the outputs",
         )
 
 
@@ -235,21 +235,23 @@ def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
         shape = dims(graph_outputs[name]) if name in graph_outputs else None
         if name not in graph_outputs:
             yield Obstacle(
-                f"the file has no output {name}",
+                f"the file has no output {name!r}",
                 "use the names of the file's outputs in spec.model.outputs: "
                 f"{', '.join(graph_outputs)}",
             )
         elif shape is not None and (len(shape) < 2 or isinstance(shape[1], int)):
             yield Obstacle(
-                f"output {name} has no axis of tokens after the rows",
-                f"set its dims in spec.model.outputs to those in the file, or {FIXED}",
+                f"output {name!r} has no token axis after the rows",
+                f"set the dims in spec.model.outputs to those in the file, or {FIXED}",
             )
     for name, value in graph_outputs.items():
         obstacle = _output_obstacle(name, value)
         if obstacle is not None:
             yield obstacle
         elif name in graph_inputs:
-            yield Obstacle(f"output {name} is an unchanged input", "export the model without it")
+            yield Obstacle(
+                f"output {name!r} is an unchanged input", "export the model without this output"
+            )
 
 
 def _output_obstacle(name: str, value: Any) -> Obstacle | None:
@@ -257,23 +259,26 @@ def _output_obstacle(name: str, value: Any) -> Obstacle | None:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return Obstacle(
-            f"output {name} is not a tensor but a {str(kind or 'nothing').removesuffix('_type')}",
-            "export the model without it",
+            (
+                f"output {name!r} is not a tensor but a "
+                f"{str(kind or 'nothing').removesuffix('_type')}"
+            ),
+            "export the model without this output",
         )
     if element_type(value) not in MARKED:
         return Obstacle(
-            f"output {name} is {_T.DataType.Name(element_type(value))}, a type that has no "
-            "value to mark invalid rows",
+            f"output {name!r} has type {_T.DataType.Name(element_type(value))}, a type that "
+            "has no value to mark invalid rows",
             FIXED,
         )
     shape = dims(value)
     if shape is None:
         return Obstacle(
-            f"the file does not state the shape of output {name}",
-            "export it with shapes (onnx.shape_inference)",
+            f"output {name!r} has no shape in the file",
+            "export the model with shapes (onnx.shape_inference)",
         )
     if not shape or isinstance(shape[0], int):
-        return Obstacle(f"output {name} has no row axis", "export the model without it")
+        return Obstacle(f"output {name!r} has no row axis", "export the model without this output")
     return None
 
 
@@ -282,19 +287,19 @@ def _value_obstacles(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> I
     for item in plan.inputs:
         if sizes.get(item.name, 1) < 1:
             yield Obstacle(
-                f"input {item.name} indexes a table without rows", "export the model again"
+                f"input {item.name!r} indexes a table without rows", "export the model again"
             )
         if item.name not in sizes and item.name not in masks and indexes(model.graph, item.name):
             yield Obstacle(
-                f"the valid values of input {item.name} are unknown: a value out of range "
-                "would make every request in the batch fail",
-                f"export the model so that {item.name} indexes its table directly, or {FIXED}",
+                f"the valid values of input {item.name!r} are unknown, and one invalid "
+                "value would fail the whole batch",
+                (f"export the model so that {item.name!r} indexes its table directly, or {FIXED}"),
             )
     for function in model.functions:
         yield Obstacle(
             f"the graph calls the local function {function.name}, in which its inputs "
             "cannot be tracked",
-            f"export it without this function, or {FIXED}",
+            f"export the model without this function, or {FIXED}",
         )
 
 

@@ -159,8 +159,8 @@ def _compare_graphs(
         return Verification(
             evaluator,
             worst,
-            fault="a row's output depends on the other rows of its batch: "
-            "the graph ignores its mask in some places",
+            fault="a row's output depends on the other rows of its batch, because parts of "
+            "the graph ignore the attention mask",
         )
     if not _guard_fails_batch(run, rows, flat):
         return Verification(

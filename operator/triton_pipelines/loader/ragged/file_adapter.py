@@ -251,15 +251,17 @@ class _FileAdaptation:
             if self.source != self.path:
                 raise _RefusedError(
                     AdaptationRefusal.of(
-                        f"the graph had to be converted to opset {OPSET}, "
-                        "which cannot be verified here",
-                        f"export it with opset {OPSET}",
+                        f"the conversion of the graph to opset {OPSET} cannot be verified here",
+                        f"export the model with opset {OPSET}",
                     )
                 )
             onnx.checker.check_model(bare)
         if verification.fault:
             raise _RefusedError(
-                AdaptationRefusal.of(verification.fault, f"{FIXED}, or export the model again")
+                AdaptationRefusal.of(
+                    verification.fault,
+                    f"{FIXED}, or export the model so that every operation applies the mask",
+                )
             )
 
     def _check_length(self) -> None:

@@ -215,7 +215,7 @@ def _web(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -
     url, user = split_userinfo(location.uri)
     parts = urlsplit(url)
     if not parts.hostname:
-        raise SourceError("has no host; use https://host/path")
+        raise SourceError("the URI has no host; use https://host/path")
     parent, _, last = parts.path.rpartition("/")
     is_folder, file = requested_file(item, unquote(last), None)
     folder = parts.path.rstrip("/") if is_folder else parent
@@ -246,7 +246,7 @@ def _folder(
         fence = root = folders.claims / claim
         missing = f"check the path below claim {claim}"
     if fence is not None and not fence.is_dir():
-        raise SourceError(f"is not mounted at {fence}", retryable=True)
+        raise SourceError(f"the source is not mounted at {fence}", retryable=True)
     if _is_tree(item):
         return OpenedSource(FolderSource(root, fence, missing), None, location, _place(item, below))
     path = root / below

@@ -74,7 +74,7 @@ class BucketSource:
         if self._version is not None:
             raise SourceError(
                 f"revision {self._version} is an object's version, but {key or 'the URI'} "
-                "is not an object; remove it, or specify the object"
+                "is not an object; remove revision, or specify the object"
             )
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         try:
@@ -82,7 +82,7 @@ class BucketSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"has no object {key.rstrip('/')} and no objects below it; check uri and path",
+                    f"no object {key.rstrip('/')} and no objects below it; check uri and path",
                     missing=True,
                 ) from error
             raise
@@ -153,12 +153,13 @@ class BucketSource:
         is_missing = store.status == 404 and not store.is_token_request
         if isinstance(error, FileNotFoundError) or is_missing:
             return SourceError(
-                f"has no object {self._folder}{name}; check bucket, key and revision", missing=True
+                f"no object {self._folder}{name}; check bucket, key and revision", missing=True
             )
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
             return SourceError(
-                f"{who} cannot read {self._folder}{name} ({store.text}); grant it read access"
+                f"{who} cannot read {self._folder}{name} ({store.text}); grant the account "
+                "read access"
             )
         if store.certificate_problem is not None:
             return SourceError(

@@ -41,7 +41,7 @@ class FolderSource:
             return SourceListing((ListedFile(path.name, path.stat().st_size),), single=True)
         if not path.is_dir():
             raise SourceError(
-                f"has no file or folder {place or path.name}; {self._missing}", missing=True
+                f"no file or directory {place or path.name}; {self._missing}", missing=True
             )
         return folder(self._below(path))
 
@@ -60,8 +60,8 @@ class FolderSource:
                     folders.remove(name)
                 elif (Path(at) / name).is_symlink():
                     raise SourceError(
-                        f"{(Path(at) / name).relative_to(root)} is a link to a folder; "
-                        "replace the link with a copy of the folder"
+                        f"{(Path(at) / name).relative_to(root)} is a link to a directory; "
+                        "replace the link with a copy of the directory"
                     )
             for name in files:
                 path = Path(at) / name
@@ -70,8 +70,8 @@ class FolderSource:
                 self._fenced(path, str(path.relative_to(root)))
                 if not path.is_file():
                     raise SourceError(
-                        f"{path.relative_to(root)} is neither a file nor a folder, or is a broken"
-                        " link; remove it"
+                        f"{path.relative_to(root)} is neither a file nor a directory, or is "
+                        "a broken link; remove that entry"
                     )
                 yield ListedFile(str(path.relative_to(root)), path.stat().st_size)
 
@@ -92,10 +92,10 @@ class FolderSource:
         try:
             file = path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
-            raise SourceError(f"has no file {name}; {self._missing}", missing=True) from None
+            raise SourceError(f"no file {name}; {self._missing}", missing=True) from None
         except IsADirectoryError:
             raise SourceError(
-                f"{name} is a folder; set source.path to the file", missing=True
+                f"{name} is a directory; set source.path to the file", missing=True
             ) from None
         except PermissionError:
             raise SourceError(

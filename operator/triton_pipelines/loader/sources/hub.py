@@ -103,7 +103,7 @@ class HubSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"contains no file or folder {path} at {self._commit}", missing=True
+                    f"no file or directory {path} at {self._commit}", missing=True
                 ) from error
             raise
 
@@ -115,7 +115,7 @@ class HubSource:
         commit = self.resolve()
         path = self._folder + name
         if path not in self._files:
-            raise SourceError(f"contains no file {path} at {commit}", missing=True)
+            raise SourceError(f"no file {path} at {commit}", missing=True)
         url = huggingface_hub.hf_hub_url(self._repo, path, revision=commit, endpoint=self._endpoint)
         base, _, last = url.rpartition("/")
         source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
@@ -169,7 +169,7 @@ class HubSource:
         match error:
             case HFValidationError():
                 return SourceError(
-                    f"{self._repo} is not a repository name; use hf://org/name ({error})"
+                    f"{self._repo!r} is not a repository name; use hf://org/name ({error})"
                 )
             case GatedRepoError():
                 return SourceError(

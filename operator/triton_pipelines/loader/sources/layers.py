@@ -98,8 +98,8 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
             count += 1
             if count > MAX_FILES:
                 raise SourceError(
-                    f"contains more than {MAX_FILES} files; set source.path to the model's own"
-                    " folder"
+                    f"the image contains more than {MAX_FILES} files; set source.path to "
+                    "the model's own directory"
                 )
             _check_member(member, name)
             if member.islnk():
@@ -142,8 +142,8 @@ def _copy_link(member: tarfile.TarInfo, name: str, into: Path, packed: int, copi
         or not source.resolve().is_relative_to(into.resolve())
     ):
         raise SourceError(
-            f"{name} is a hard link to {origin[:200]}, which is not a file of the same folder; put"
-            " the file itself into the image"
+            f"{name} is a hard link to {origin[:200]}, which is not a file of the same "
+            "directory; put the file itself into the image"
         )
     size = source.stat().st_size
     if copied + size > unpacked_limit(packed):
@@ -163,7 +163,7 @@ def _make_way(name: str, into: Path) -> None:
     # Unpacking makes no links; the name alone would not show one that is there anyway.
     if not (into / name).parent.resolve().is_relative_to(into.resolve()):
         raise SourceError(
-            f"{name} points outside its folder through a link; remove the link from the image"
+            f"link {name!r} points outside its directory; remove the link from the image"
         )
     for parent in PurePosixPath(name).parents:
         if (into / parent).is_file():
@@ -236,8 +236,9 @@ class _BoundedStream:
             raise unpacked_error("a layer", self._packed)
         if self._position > self._header_end:
             raise SourceError(
-                f"has a layer with a header of more than {format_bytes(MAX_HEADER_BYTES)}; pack the"
-                " files without extended attributes"
+                "the image has a layer with a header of more than "
+                f"{format_bytes(MAX_HEADER_BYTES)}; pack the files without extended "
+                "attributes"
             )
         return data
 
@@ -271,8 +272,8 @@ def _opened(layer: Path) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.Tar
             file.seek(0)
             if head == b"\x28\xb5\x2f\xfd":
                 raise SourceError(
-                    "has a layer compressed with zstd, which the loader cannot read; push it with"
-                    " gzip"
+                    "the image has a layer compressed with zstd, which the loader cannot "
+                    "read; push the image with gzip"
                 )
             is_gzip = head[:2] == b"\x1f\x8b"
             stream = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_gzip else file
@@ -282,7 +283,10 @@ def _opened(layer: Path) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.Tar
                 yield _members(archive, bounded)
     except _BROKEN as error:
         detail = str(error) or type(error).__name__
-        raise SourceError(f"has a layer that is not a usable tar archive ({detail})") from error
+        raise SourceError(
+            f"the image has a layer that is not a valid tar archive ({detail}); push the "
+            "image again"
+        ) from error
 
 
 def _members(
@@ -294,8 +298,8 @@ def _members(
         count += 1
         if count > MAX_MEMBERS or len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise SourceError(
-                f"has a layer with more than {MAX_MEMBERS} members or {_MAX_GLOBAL_HEADERS} global"
-                " headers; publish only the model's own files"
+                f"the image has a layer with more than {MAX_MEMBERS} members or "
+                f"{_MAX_GLOBAL_HEADERS} global headers; publish only the model's files"
             )
         archive.members.clear()  # type: ignore[attr-defined]
         if member.size < 0:

@@ -188,7 +188,7 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"contains no file or folder {place or '/'} at {self._digest}", missing=True
+                    f"no file or directory {place or '/'} at {self._digest}", missing=True
                 ) from error
             raise
 
@@ -208,7 +208,7 @@ class OciSource:
             (layer for layer in self._layers if layer.digest == name), None
         )
         if layer is None:
-            raise SourceError(f"contains no file {name} at {self._digest}", missing=True)
+            raise SourceError(f"no file {name} at {self._digest}", missing=True)
         start = offset if validator == layer.digest else 0
         with self._blob(layer, start) as body:
             yield FileBody(
@@ -360,7 +360,7 @@ def _of_platform(index: Mapping[str, Any]) -> str:
         )
     if desired not in offered:
         raise SourceError(
-            f"has no image for {'/'.join(desired)} (it has "
+            f"the index has no image for {'/'.join(desired)} (it has "
             f"{', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
         )
     return offered[desired]
@@ -370,8 +370,8 @@ def _layer(item: Mapping[str, Any]) -> Layer:
     digest, size, media = str(item.get("digest")), item.get("size"), str(item.get("mediaType"))
     if not digest.startswith("sha256:") or len(digest) != 71 or not isinstance(size, int):
         raise SourceError(
-            f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and "
-            "a size are read"
+            f"the image has a layer {digest[:80]} of {size} bytes; push layers that have a "
+            "sha256 digest and a size"
         )
     notes = item.get("annotations") or {}
     title = next((str(notes[name]) for name in _TITLES if notes.get(name)), None)

@@ -35,7 +35,7 @@ def unpacked_error(what: str, packed: int) -> SourceError:
         packed: its packed bytes.
     """
     return SourceError(
-        f"has {what} of {format_bytes(packed)} that unpacks to more than "
-        f"{format_bytes(unpacked_limit(packed))}, which is implausible for a model; check its "
-        "origin, or publish the files uncompressed"
+        f"the source has {what} of {format_bytes(packed)} that unpacks to more than "
+        f"{format_bytes(unpacked_limit(packed))}, which is implausible for a model; check "
+        "the origin, or publish the files uncompressed"
     )

@@ -184,7 +184,7 @@ class TritonPythonModel:
                 )
             feed[name] = array if dtype.kind != "O" else _decode(name, array)
         if not feed:
-            raise RequestError("the request has no inputs; send at least one")
+            raise RequestError("the request has no inputs; send at least one input")
         shapes = {name: array.shape for name, array in feed.items()}
         if len(set(shapes.values())) > 1:
             self._compare(shapes)
@@ -244,8 +244,8 @@ def _session(args: dict[str, str], parameters: dict[str, str]) -> Any:
         import onnxruntime
     except ImportError as error:
         raise RuntimeError(
-            "this runner requires the Python package onnxruntime in the Triton image; install it,"
-            " or use an image with the onnxruntime backend"
+            "this runner requires the Python package onnxruntime in the Triton image; "
+            "install onnxruntime, or use an image with the onnxruntime backend"
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -291,8 +291,8 @@ def _check_tensors(
         )
     if bad := sorted(name for name in needed if wanted[name].get("optional", False)):
         raise ValueError(
-            f"inputs {bad} are optional in the config, but the graph has no default for them;"
-            " remove optional"
+            f"inputs {bad} are optional in the config, but the graph has no default for "
+            "these inputs; remove optional"
         )
     for name, tensor in wanted.items():
         _check_tensor(f"{role} {name}", tensor, offered[name], batched)

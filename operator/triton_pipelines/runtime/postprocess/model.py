@@ -285,7 +285,7 @@ class TritonPythonModel:
 def _tensor(request: Any, name: str) -> Any:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
-        raise RequestError(f"{name} is missing; send it")
+        raise RequestError(f"input {name} is missing; add that input to the request")
     return tensor
 
 

@@ -138,7 +138,7 @@ def read_rows(tensor: Any, name: str, batched: bool) -> list[str]:
     There is one per row of the batch. If the model does not batch, every element is a text.
     """
     if tensor is None:
-        raise RequestError(f"{name} is missing; send it")
+        raise RequestError(f"input {name} is missing; add that input to the request")
     array = tensor.as_numpy()
     if array.size == 0:
         raise RequestError(f"{name} has no rows; send at least one text")
@@ -191,7 +191,7 @@ class TritonPythonModel:
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:
-            raise ValueError(f"{file.name}: cannot be read as a tokenizer ({error})") from error
+            raise ValueError(f"{file.name} is not a valid tokenizer: {error}") from error
         kinds = [kind for _, kind, _ in self._outputs]
         try:
             self._encoder = TextEncoder(
@@ -308,9 +308,10 @@ class TritonPythonModel:
             )
         cut, uncut = self._names if self._encoder.truncation == "OnlyFirst" else self._names[::-1]
         return _error(
-            f"row {error.row}: {uncut} has {error.kept} tokens, which with {self._encoder.special}"
-            f" special tokens leaves no room for {cut} within the {self._max_length} allowed, and"
-            f" truncation {self._encoder.truncation} shortens only {cut}; shorten {uncut}"
+            f"row {error.row}: {uncut} has {error.kept} tokens, which with "
+            f"{self._encoder.special} special tokens leaves no room for {cut} within the "
+            f"maximum of {self._max_length}, and truncation {self._encoder.truncation} "
+            f"shortens only {cut}; shorten {uncut}"
         )
 
     def _refused(self, lengths: Array, span: Span, responses: list[Any]) -> bool:
@@ -321,8 +322,8 @@ class TritonPythonModel:
             return False
         row = int(long[0])
         responses[index] = _error(
-            f"row {row} of {' and '.join(self._names)} has {int(lengths[first + row])} tokens, more"
-            f" than the {self._max_length} allowed; shorten the text"
+            f"row {row} of {' and '.join(self._names)} has {int(lengths[first + row])} "
+            f"tokens, but at most {self._max_length} tokens are allowed; shorten the text"
         )
         return True
 
@@ -336,8 +337,8 @@ class TritonPythonModel:
         if row is None:
             return False
         responses[index] = _error(
-            f"row {row - first} of {' and '.join(self._names)} contains the token {unknown[row]},"
-            " which the model does not know; remove it from the text"
+            f"row {row - first} of {' and '.join(self._names)} contains the token "
+            f"{unknown[row]}, which the model does not know; remove this token from the text"
         )
         return True
 

@@ -81,7 +81,7 @@ def import_models(
     if selection.unused:
         report.info(
             selection.entry.origin,
-            "these models were omitted, because they are not part of this pipeline: "
+            "models that are not part of this pipeline were omitted: "
             f"{', '.join(selection.unused)}",
         )
     _add_server(draft, selection)
@@ -139,8 +139,8 @@ def _add_auxiliary_models(
         if model.name in selection.uncalled:
             files.report.info(
                 model.origin,
-                "no step calls this model, so it is served as an auxiliary model; use "
-                "--without to exclude it",
+                "no step calls this model, so it is served as an auxiliary model; to "
+                "exclude the model, use --without",
                 path,
             )
 
@@ -157,10 +157,7 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
     if meant is None:
         return
     where = f"{selection.entry.origin}: {meant.WhichOneof('scheduling_choice')}"
-    why = (
-        "an ensemble has no queue, and Triton does not load a config that contains both this "
-        "field and ensemble_scheduling, so batching is configured in the steps"
-    )
+    why = "Triton rejects this field in an ensemble"
     without = [
         model
         for model in selection.steps
@@ -169,7 +166,7 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         and model.config.max_batch_size > 0
     ]
     if meant.WhichOneof("scheduling_choice") != "dynamic_batching" or not without:
-        report.lost(where, f"{why}; every step keeps its settings")
+        report.lost(where, f"{why}, so the field was removed; all steps keep their own settings")
         return
     for model in without:
         model.config.dynamic_batching.CopyFrom(meant.dynamic_batching)
@@ -182,8 +179,8 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         model.config.dynamic_batching.preferred_batch_size.extend(sizes)
     report.changed(
         where,
-        f"{why}. The settings were moved to steps without batching:"
-        f" {', '.join(model.name for model in without)}",
+        f"{why}, so the settings were moved to the steps without batching: "
+        f"{', '.join(model.name for model in without)}",
     )
 
 

@@ -49,9 +49,9 @@ def complete(model: RepositoryModel, notes: list[ImportNote]) -> None:
     for kind, tensors in (("input", config.input), ("output", config.output)):
         if not tensors and config.backend != "vllm":
             raise ModelRepositoryError(
-                f"{model.origin}: {kind}: is missing, and {config.backend} models cannot be"
-                " read here to complete it; copy it from the running server's"
-                f" /v2/models/{model.name}/config"
+                f"{model.origin}: {kind} is missing and cannot be derived from "
+                f"{config.backend} models; copy {kind} from /v2/models/{model.name}/config "
+                "of a running server"
             )
 
 
@@ -73,9 +73,9 @@ def _add_backend(model: RepositoryModel, notes: list[ImportNote]) -> None:
         )
         if found is None:
             raise ModelRepositoryError(
-                f"{model.origin}: backend: is missing, and no file of the version folder implies it"
-                f" ({', '.join(files) or 'it is empty'}); set it, for example to backend:"
-                ' "python"'
+                f"{model.origin}: backend is missing and cannot be derived from the files "
+                f"of the version directory ({', '.join(files) or 'none'}); set backend, for "
+                'example backend: "python"'
             )
         config.platform, config.backend = found
         notes.append(
@@ -88,8 +88,8 @@ def _add_backend(model: RepositoryModel, notes: list[ImportNote]) -> None:
     if not config.backend:
         if config.platform not in _BY_PLATFORM:
             raise ModelRepositoryError(
-                f"{model.origin}: platform: {config.platform!r} is not a platform of Triton; use"
-                f" one of: {', '.join(_BY_PLATFORM)}, or set backend to the backend's name instead"
+                f"{model.origin}: platform: {config.platform!r} is not a Triton platform; "
+                f"use one of {', '.join(_BY_PLATFORM)}, or set backend instead"
             )
         config.backend = _BY_PLATFORM[config.platform]
     config.platform = config.platform or _PLATFORM_OF.get(config.backend, "")
@@ -101,8 +101,9 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
     path = model.file(name)
     if path is None:
         raise ModelRepositoryError(
-            f"{model.origin}: input: is missing, and so is"
-            f" {model.name}/{model.latest or 1}/{name}, from which Triton would complete it"
+            f"{model.origin}: input is missing, and so is "
+            f"{model.name}/{model.latest or 1}/{name}, from which Triton would derive it; "
+            "set input, or add the file"
         )
     try:
         graph: OnnxFile = read_onnx(path)
@@ -115,8 +116,9 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
         if tensor.dims is None or f"TYPE_{tensor.data_type}" not in _TYPES
     ]:
         raise ModelRepositoryError(
-            f"{model.name}/{model.latest}/{name}: {', '.join(odd)}: no shape, or a type that Triton"
-            f" does not support; add input and output to {model.name}/config.pbtxt"
+            f"{model.name}/{model.latest}/{name}: {', '.join(odd)} has no shape or a type "
+            "that Triton does not support; add input and output to "
+            f"{model.name}/config.pbtxt"
         )
     batched = all(tensor.dims and not isinstance(tensor.dims[0], int) for tensor in tensors)
     if not config.max_batch_size and batched and not (config.input or config.output):
@@ -137,7 +139,7 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
     notes.append(
         ImportNote(
             model.origin,
-            f"inputs, outputs and batching were completed from {name}, as in Triton",
+            f"inputs, outputs and batching were derived from {name}, as Triton would do",
             NoteSeverity.INFO,
         )
     )
@@ -205,8 +207,8 @@ def _remove_duplicates(model: RepositoryModel, notes: list[ImportNote]) -> None:
                 notes.append(
                     ImportNote(
                         f"{model.origin}: {kind}[{index}]",
-                        f"declares {names[index]!r} a second time, after {kind}[{first}]; the "
-                        "second declaration was removed, because Triton uses only the first",
+                        f"{names[index]!r} is already declared in {kind}[{first}]; this "
+                        "second declaration, which Triton ignores, was removed",
                         NoteSeverity.CHANGED,
                     )
                 )

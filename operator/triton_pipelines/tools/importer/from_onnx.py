@@ -93,8 +93,8 @@ def _add_health(resource: ResourceDraft, others: list[str]) -> None:
     resource.spec["health"] = {"inference": InferenceHealth.DISABLED.value}
     resource.comment(
         "spec.health",
-        f"LOOK: no file contains an example of {', '.join(others)}, so pods are probed only for "
-        "readiness. Add an example request to inputs instead.",
+        f"LOOK: no file contains an example of {', '.join(others)}, so pods are checked "
+        "only for readiness. Add an example request to inputs instead.",
     )
 
 
@@ -103,18 +103,18 @@ def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
     inputs = [tensor.name for tensor in given.graph.inputs]
     if not inputs:
         raise MissingInformationError(
-            f"{given.graph_name}: has no inputs; check that the file is the complete model"
+            f"{given.graph_name}: the model has no inputs; check that the file is complete"
         )
     if cached := [name for name in inputs if name.startswith(_CACHE)]:
         raise MissingInformationError(
-            f"{given.graph_name}: reads {cached[0]}, the cache of a generative model, which"
-            " requires a generation loop; serve it with platform vllm or backend tensorrtllm, or"
-            " export it without the cache"
+            f"{given.graph_name}: input {cached[0]!r} is the cache of a generative model, "
+            "which requires a generation loop; serve the model with platform vllm or "
+            "backend tensorrtllm, or export the model without the cache"
         )
     if any(name.lower() == "position_ids" for name in inputs) and tokens:
         raise MissingInformationError(
-            f"{given.graph_name}: reads position_ids, which no tokenizer produces;"
-            " export the model without that input"
+            f"{given.graph_name}: no tokenizer produces input 'position_ids'; export the "
+            "model without this input"
         )
 
 
@@ -124,20 +124,20 @@ def _check_types(given: DraftInputs) -> None:
     for tensor in given.graph.inputs:
         if tensor.data_type not in supported:
             raise MissingInformationError(
-                f"{given.graph_name}: input {tensor.name} has type {tensor.data_type},"
-                " which Triton does not support"
+                f"{given.graph_name}: input {tensor.name!r} has type {tensor.data_type}, "
+                "which Triton does not support; export the model with a supported type"
             )
     for tensor in (*given.graph.inputs, *given.graph.outputs):
         if any(ord(character) < 32 for character in tensor.name):
             raise MissingInformationError(
-                f"{given.graph_name}: the name {tensor.name!r} contains control characters"
-                f" (allowed: {TENSOR_NAME_PATTERN}); rename it"
+                f"{given.graph_name}: the name {tensor.name!r} contains control characters "
+                f"(allowed: {TENSOR_NAME_PATTERN}); rename the tensor"
             )
     for tensor in given.graph.inputs:
         if tensor.dims is None:
             raise MissingInformationError(
-                f"{given.graph_name}: input {tensor.name} has no shape;"
-                " export the model with shapes"
+                f"{given.graph_name}: input {tensor.name!r} has no shape; export the model "
+                "with shapes"
             )
 
 
@@ -146,18 +146,21 @@ def _check_token_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
     for tensor in tokens:
         if len(tensor.dims or ()) != 2:
             raise MissingInformationError(
-                f"{given.graph_name}: {tensor.name} has the shape {_shown(tensor)}, but a"
-                " tokenizer produces [batch, sequence]. Export it that way, or rename the input"
+                f"{given.graph_name}: input {tensor.name!r} has shape {_shown(tensor)}, but "
+                "a tokenizer produces [batch, sequence]; export the model with this shape, "
+                "or rename the input"
             )
         if tensor.data_type not in ("INT64", "INT32"):
             raise MissingInformationError(
-                f"{given.graph_name}: {tensor.name} is {tensor.data_type},"
-                " but a tokenizer produces INT64 or INT32"
+                f"{given.graph_name}: input {tensor.name!r} has type {tensor.data_type}, "
+                "but a tokenizer produces INT64 or INT32; export the model with one of "
+                "these types"
             )
     if tokens and given.tokenizer_source is None:
         raise MissingInformationError(
-            f"{given.graph_name}: reads {tokens[0].name}, so it requires a tokenizer; set"
-            " --tokenizer to its tokenizer.json, or to the folder that contains it"
+            f"{given.graph_name}: input {tokens[0].name!r} requires a tokenizer; set "
+            "--tokenizer to a tokenizer.json file, or to the directory that contains the "
+            "file"
         )
     if given.pair and not tokens:
         inputs = ", ".join(tensor.name for tensor in given.graph.inputs)
@@ -179,8 +182,8 @@ def _shape(given: DraftInputs, tokens: list[FileTensor]) -> _GraphShape:
     fixed = {tensor.dims[1] for tensor in tokens if tensor.dims and isinstance(tensor.dims[1], int)}
     if len(fixed) > 1:
         raise MissingInformationError(
-            f"{given.graph_name}: its token inputs have different fixed lengths"
-            f" {sorted(map(str, fixed))}; export the model with one length"
+            f"{given.graph_name}: the token inputs have different fixed lengths "
+            f"({', '.join(sorted(map(str, fixed)))}); export the model with one length"
         )
     length = next(iter(fixed), None)
     return _GraphShape(batched, length if isinstance(length, int) else None)

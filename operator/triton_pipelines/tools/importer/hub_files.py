@@ -62,8 +62,8 @@ class HubFiles:
             parsed = parse_hub(self._given)
             if parsed.path:
                 raise SourceError(
-                    "refers to a file in a repository; specify the repository, and select "
-                    "the file with --onnx-path"
+                    "the address is that of a file in a repository; specify the repository, "
+                    "and select the file with --onnx-path"
                 )
             self._open(parsed)
         except BaseException as error:
@@ -115,8 +115,8 @@ class HubFiles:
         missing = isinstance(error.__cause__, RepositoryNotFoundError)
         if missing and self._token is None and not isinstance(error.__cause__, GatedRepoError):
             return HubError(
-                f"the hub has no public repository {self.uri.removeprefix('hf://')};"
-                " check the name",
+                f"the hub has no public repository {self.uri.removeprefix('hf://')!r}; "
+                "check the name",
                 credentials_may_help=True,
             )
         return HubError(str(error), retryable=error.retryable)

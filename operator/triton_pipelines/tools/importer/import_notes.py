@@ -61,8 +61,8 @@ class UnfilledTemplateError(ModelRepositoryError):
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         options = " ".join(f"--set {name}=VALUE" for name in names)
         super().__init__(
-            f"contains templates instead of values: {shown}{more}. The configs are templates that"
-            f" were not filled in, so Triton cannot load them; fill them in, or use {options}"
+            f"the configs contain placeholders without a value: {shown}{more}; replace the "
+            f"placeholders, or use {options}"
         )
 
 

@@ -62,9 +62,7 @@ class FileSources:
         """Return the source of a file by its path below the repository."""
         source = located(self.prefix, place)
         if not path.is_file():
-            self.report.info(
-                origin, f"{place} is missing in the folder; it must be at {source['uri']}"
-            )
+            self.report.info(origin, f"{place} is missing; upload the file to {source['uri']}")
             return source
         digest = sha256_of(path, self.meter(f"reading {place}", path.stat().st_size))
         return {**source, "sha256": digest}
@@ -140,9 +138,8 @@ class FileSources:
         main = str(model.config.default_model_filename) or CODE
         if main != CODE and any(CODE in names for names in model.versions.values()):
             raise InexpressibleRepositoryError(
-                f"{model.origin}: default_model_filename: the code is in {main}, but "
-                f"{CODE}, the name under which the operator stores the code, also exists; "
-                f"rename {CODE}"
+                f"{model.origin}: default_model_filename: the code is in {main}, but the "
+                f"operator would store it as {CODE}, which also exists; rename {CODE}"
             )
         if main != CODE:
             model.config.default_model_filename = ""
@@ -172,7 +169,7 @@ class FileSources:
             f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
         )
         if not value.startswith(_MODEL_FOLDER):
-            self.report.info(where, f"refers to {value}, which must be in the server's image")
+            self.report.info(where, f"{value!r} must exist in the server's image")
             return
         inside = value.removeprefix(_MODEL_FOLDER).rstrip("/")
         place = posixpath.normpath(f"{model.name}/{inside}")
@@ -183,8 +180,8 @@ class FileSources:
         if place.startswith("..") or not (folder.exists() or inside.endswith(_ARCHIVES)):
             self.report.lost(
                 where,
-                f"refers to {value}, which is not in the repository; add the environment there,"
-                f" or set {path}.environment",
+                f"{value!r} is not in the repository; add the environment to the "
+                f"repository, or set {path}.environment",
                 path,
             )
         elif not folder.is_dir():
@@ -207,8 +204,8 @@ class FileSources:
         )
         self.report.info(
             f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
-            f"{before} becomes {parameter.string_value}, where the operator stores the "
-            "folder; links in it must be resolved when it is uploaded, or pack it as "
+            f"{before} becomes {parameter.string_value}, where the operator stores that "
+            "directory; resolve its links when you upload the directory, or pack it as "
             ".tar.gz with conda-pack",
             f"{path}.files",
         )
@@ -221,8 +218,8 @@ class FileSources:
         if packages := imported_packages(texts | ({main: model.text(main) or ""})):
             self.report.info(
                 f"{model.name}/{latest}/{main}",
-                f"imports {', '.join(packages)}, which the server's image must contain;"
-                f" otherwise, add them as {path}.environment",
+                f"the code imports {', '.join(packages)}; use a server image that contains "
+                f"these packages, or add the packages as {path}.environment",
                 path,
             )
 
@@ -253,8 +250,8 @@ class FileSources:
                 return None
             self.report.lost(
                 where,
-                f"refers to {value}, which is not in the model's folder; copy the library to"
-                f" {model.name}/{STRATEGY_FILE}, where Triton finds it without the parameter",
+                f"{value!r} is not in the model's directory; copy the library to "
+                f"{model.name}/{STRATEGY_FILE}, where Triton finds it without the parameter",
             )
         place = next(
             (
@@ -284,8 +281,8 @@ class FileSources:
         if labels:
             self.report.lost(
                 f"{model.origin}: output.label_filename",
-                f"{', '.join(sorted(labels))}: label files next to the version folders are not"
-                " deployed; set labels in postprocess instead",
+                f"{', '.join(sorted(labels))}: label files next to the version directories "
+                "are not deployed; set labels in postprocess instead",
                 f"{path}.outputs",
             )
         if unknown_files := [
@@ -298,8 +295,8 @@ class FileSources:
             )
             self.report.lost(
                 model.name,
-                f"{listed}: files next to the version folders are not deployed;"
-                " move what the model needs into its version folder",
+                f"{listed}: files next to the version directories are not deployed; move "
+                "what the model needs into its version directory",
                 path,
             )
 

@@ -101,8 +101,8 @@ def _check_left_out(repository: ModelRepository, without: Collection[str]) -> No
         name for name in without if name not in (*repository.names, *repository.left_out)
     ]:
         raise ModelRepositoryError(
-            f"--without: the repository has no model {', '.join(unknown)};"
-            f" it contains {_listed({*repository.names, *repository.left_out})}"
+            f"--without: the repository has no model {', '.join(map(repr, unknown))}; its "
+            f"models are {_listed({*repository.names, *repository.left_out})}"
         )
 
 
@@ -130,7 +130,10 @@ def _too_many(entry: RepositoryModel, names: Sequence[str]) -> ImportNote:
 def _broken_note(model: BrokenModel) -> ImportNote:
     return ImportNote(
         model.name,
-        f"is not part of this pipeline and cannot be read: {model.error}",
+        (
+            "the model is not part of this pipeline and was omitted, because its config "
+            f"cannot be read: {model.error}"
+        ),
         NoteSeverity.INFO,
     )
 
@@ -161,7 +164,8 @@ def _raise_broken(
     if optional:
         leave_out = " ".join(f"--without {model.name}" for model in models)
         messages[-1] += (
-            f"; no step of the ensemble calls this model, so you can exclude it with {leave_out}"
+            f"; no step calls this model, so exclude the model with {leave_out} if you "
+            "do not need it"
         )
     raise ModelRepositoryError("\n".join(messages))
 
@@ -181,21 +185,23 @@ def _steps_of(
     for name in names:
         if name in repository.left_out:
             raise ModelRepositoryError(
-                f"--without: {name} is called by a step of {entry.name} and cannot be "
-                "excluded; choose another ensemble with --ensemble, or remove the step"
+                f"--without: model {name!r} cannot be excluded, because a step of "
+                f"{entry.name!r} calls it; choose another ensemble with --ensemble, or "
+                "remove the step"
             )
         if name not in models:
             raise ModelRepositoryError(
-                f"{entry.origin}: ensemble_scheduling: step {name!r} is not a model"
-                f" of this repository, which contains {_listed(repository.names)}"
+                f"{entry.origin}: ensemble_scheduling: the repository has no model "
+                f"{name!r}; its models are {_listed(repository.names)}"
             )
     versions: dict[str, int] = {}
     for step in entry.config.ensemble_scheduling.step:
         if versions.setdefault(step.model_name, step.model_version) != step.model_version:
             raise InexpressibleRepositoryError(
-                f"{entry.origin}: ensemble_scheduling: steps call different versions of"
-                f" {step.model_name}, but a pipeline calls one version of each model;"
-                " copy the model's folder under another name and let one of the steps call that"
+                f"{entry.origin}: ensemble_scheduling: steps call different versions of "
+                f"model {step.model_name!r}, but a pipeline calls one version of each "
+                "model; copy the model to a new name, and use the new name in one of the "
+                "steps"
             )
     return [models[name] for name in versions]
 
@@ -214,7 +220,9 @@ def _entry(
     if name is not None:
         return _named_entry(repository, models, name)
     if not models and not repository.broken:
-        raise ModelRepositoryError("--without: excludes every model; keep at least one")
+        raise ModelRepositoryError(
+            "--without: at least one model must remain; exclude fewer models"
+        )
     broken = [model for model in repository.broken.values() if model.ensemble]
     if broken or not models:
         _raise_broken_entry(repository, broken or list(repository.broken.values()), ensembles)
@@ -228,8 +236,8 @@ def _entry(
         return ensembles[0]
     if ensembles:
         raise ModelRepositoryError(
-            f"contains several ensembles; choose one with --ensemble:"
-            f" {_listed(model.name for model in ensembles)}"
+            "the repository contains multiple ensembles; choose one with --ensemble: "
+            f"{_listed(model.name for model in ensembles)}"
         )
     values = list(models.values())
     if len(values) == 1:
@@ -244,8 +252,8 @@ def _entry(
     if len(calling) == 1:
         return calling[0]
     raise ModelRepositoryError(
-        "contains no ensemble; choose the model that clients call with --ensemble:"
-        f" {_listed(model.name for model in values)}"
+        "the repository contains no ensemble; choose the model that clients call with "
+        f"--ensemble: {_listed(model.name for model in values)}"
     )
 
 
@@ -257,7 +265,7 @@ def _named_entry(
         _raise_broken(repository, [repository.broken[name]])
     if name not in models:
         raise ModelRepositoryError(
-            f"--ensemble: the repository has no model {name!r}; it contains {_listed(models)}"
+            f"--ensemble: the repository has no model {name!r}; its models are {_listed(models)}"
         )
     return models[name]
 

@@ -117,8 +117,8 @@ def _expanded(
         if inner.name in path:
             cycle = " → ".join((*path, inner.name))
             raise ModelRepositoryError(
-                f"{caller.origin}: ensemble_scheduling: {cycle}: the ensembles form a cycle, so "
-                "Triton does not load them; remove one of the calls"
+                f"{caller.origin}: ensemble_scheduling: the ensembles form a cycle "
+                f"({cycle}), which Triton rejects; remove one of the calls"
             )
         if inner.name not in within:
             within.append(inner.name)

@@ -124,16 +124,16 @@ def describe(
         fitting = _outputs_for(kind, usable)
         if not fitting:
             plan.problem = (
-                f"--postprocess {postprocess} pools vectors of tokens [batch, sequence, width];"
-                f" the outputs are {_listed(usable)}"
+                f"--postprocess {postprocess} requires an output of shape [batch, sequence, "
+                f"width]; the outputs are {_listed(usable)}"
             )
             return plan
         plan.outputs = [chosen if chosen in fitting else fitting[0]]
     _add_postprocess(plan, kind, files, labels, postprocess)
     if labels and plan.postprocess.get("type") not in CLASSIFIERS and not plan.problem:
         plan.problem = (
-            f"--labels: the outputs {_listed(usable)} are not known to be classes;"
-            " set --postprocess Softmax or Sigmoid if they are"
+            f"--labels: no output is known to contain class scores ({_listed(usable)}); if "
+            "one does, set --postprocess Softmax or Sigmoid"
         )
     return plan
 
@@ -150,8 +150,8 @@ def _start_plan(graph: OnnxFile, usable: Sequence[ServedOutput]) -> OutputPlan:
         )
     if not usable:
         plan.problem = (
-            "no output has both a shape and a type that Triton supports"
-            f" ({', '.join(unsupported) or 'there is none'}); export the model with shapes"
+            "no output has both a shape and a type that Triton supports (outputs: "
+            f"{', '.join(unsupported) or 'none'}); export the model with shapes"
         )
     return plan
 
@@ -264,8 +264,8 @@ def _classes(
     if labels and count != len(labels):
         count_text = "a variable number of" if count == -1 else str(count)
         plan.problem = (
-            f"--labels: {len(labels)} labels are given,"
-            f" but {output.tensor.name} has {count_text} classes"
+            f"--labels: the list has {len(labels)} labels, but output "
+            f"{output.tensor.name!r} has {count_text} classes; list one label per class"
         )
     elif labels:
         plan.postprocess["labels"] = list(labels)
@@ -343,7 +343,7 @@ def _activation(
     return (
         "Softmax",
         "LOOK: no file contains problem_type. With Softmax, exactly one class applies. Use "
-        "Sigmoid if several classes can apply.",
+        "Sigmoid if multiple classes can apply.",
     )
 
 

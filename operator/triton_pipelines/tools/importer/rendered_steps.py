@@ -123,8 +123,7 @@ def _json(model: RepositoryModel, key: str) -> Any:
         return json.loads(parameters(model)[key])
     except ValueError as error:
         raise ModelRepositoryError(
-            f"{model.origin}: parameters[{RUNTIME_PARAMETER_PREFIX}{key}]:"
-            f" is not valid JSON: {error}"
+            f"{model.origin}: parameters[{RUNTIME_PARAMETER_PREFIX}{key}]: invalid JSON: {error}"
         ) from error
 
 

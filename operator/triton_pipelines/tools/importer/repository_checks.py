@@ -82,11 +82,13 @@ def _missing_versions(model: RepositoryModel) -> Iterator[str]:
     missing = [version for version in listed if version not in model.versions]
     if model.versions and missing:
         present = ", ".join(map(str, sorted(model.versions)))
-        does, it, folder = (
-            ("does", "it", "folder") if len(missing) == 1 else ("do", "them", "folders")
+        does, versions, folder = (
+            ("does", "version", "directory")
+            if len(missing) == 1
+            else ("do", "versions", "directories")
         )
         yield (
-            f"{model.origin}: version_policy.specific.versions: {', '.join(map(str, missing))} "
-            f"{does} not exist, because the folder has {present}; remove {it} from the list, or "
-            f"add the version {folder}"
+            f"{model.origin}: version_policy.specific.versions: {versions} "
+            f"{', '.join(map(str, missing))} {does} not exist; the directory has only {present}. "
+            f"Remove the {versions} from the list, or add the version {folder}"
         )

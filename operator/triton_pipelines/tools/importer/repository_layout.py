@@ -62,22 +62,26 @@ def no_model_message(folder: Path) -> str:
         path.is_dir() and version_of(path.name) for path in folder.iterdir()
     ):
         return (
-            "is a single model, not a model repository; use the folder above it,"
-            f" {folder.resolve().parent}"
+            "the directory is a single model, not a model repository; use its parent "
+            f"directory, {folder.resolve().parent}"
         )
     inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and model_folders(path))
     if len(inner) == 1:
         return (
-            f"contains no model; use its subfolder {folder / inner[0]}, which is a model repository"
+            "the directory contains no model; use its subdirectory "
+            f"{folder / inner[0]}, which is a model repository"
         )
     if inner:
         more = f" and {len(inner) - _SHOWN} more" if len(inner) > _SHOWN else ""
         return (
-            f"contains {len(inner)} model repositories ({', '.join(inner[:_SHOWN])}{more}), but "
-            "only one can be imported at a time; use one of these folders, for example "
+            f"the directory contains {len(inner)} model repositories "
+            f"({', '.join(inner[:_SHOWN])}{more}); import one at a time, for example "
             f"{folder / inner[0]}"
         )
-    return f"contains no model (a folder with {CONFIG} or a numbered version)"
+    return (
+        "the directory contains no model; specify a directory that contains models, which "
+        f"are subdirectories with {CONFIG} or a numbered version"
+    )
 
 
 def config_in_wrong_place(path: Path) -> ImportNote | None:
@@ -86,29 +90,32 @@ def config_in_wrong_place(path: Path) -> ImportNote | None:
         if file.is_file() and is_template(file.name):
             return ImportNote(
                 f"{path.name}/{file.name}",
-                "is a template of a config, which Triton does not read; fill it in and save it"
-                f" as {path.name}/{CONFIG}",
+                "the file is a template, which Triton does not read; fill in the template "
+                f"and save it as {path.name}/{CONFIG}",
                 NoteSeverity.LOST,
             )
     for file in sorted(path.glob(f"*/{CONFIG}")):
         if version_of(file.parent.name):
             return ImportNote(
                 f"{path.name}/{file.parent.name}/{CONFIG}",
-                "is a config inside a version folder, where Triton does not read it;"
-                f" move it to {path.name}/{CONFIG}",
+                "Triton does not read a config inside a version directory; move the file to "
+                f"{path.name}/{CONFIG}",
                 NoteSeverity.LOST,
             )
     for file in sorted(path.iterdir()):
         if file.is_dir() and file.name == CONFIG:
             return ImportNote(
                 f"{path.name}/{CONFIG}",
-                "is a folder; replace it with the file of the model's config",
+                ("the path is a directory; replace the directory with the model's config file"),
                 NoteSeverity.LOST,
             )
         if file.is_file() and file.name.lower().startswith("config.p"):
             return ImportNote(
                 f"{path.name}/{file.name}",
-                f"is not a file name that Triton reads; rename it to {path.name}/{CONFIG}",
+                (
+                    "Triton does not read a file with this name; rename the file to "
+                    f"{path.name}/{CONFIG}"
+                ),
                 NoteSeverity.LOST,
             )
     return None

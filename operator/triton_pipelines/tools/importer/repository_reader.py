@@ -54,7 +54,8 @@ def read_repository(
     """
     if not folder.is_dir():
         raise ModelRepositoryError(
-            "is not a folder; specify a Triton model repository, which has one folder per model"
+            "the path is not a directory; specify a Triton model repository, which has "
+            "one directory per model"
         )
     models: dict[str, RepositoryModel] = {}
     broken: dict[str, BrokenModel] = {}
@@ -109,8 +110,8 @@ def _unfilled_note(templates: list[tuple[str, str]]) -> ImportNote:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ImportNote(
         templates[0][1],
-        f"templates without a value were not replaced: {shown}{more}; if the models need "
-        f"values, use {' '.join(f'--set {name}=VALUE' for name in names[:_SHOWN])}",
+        f"placeholders without a value were left unchanged: {shown}{more}; to set values, "
+        f"use {' '.join(f'--set {name}=VALUE' for name in names[:_SHOWN])}",
         NoteSeverity.INFO,
     )
 
@@ -153,11 +154,13 @@ def _model(
             templates += read.templates
         other_files = _other_files(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelRepositoryError(f"{_place(path, error)}: cannot be read: {error}") from error
+        raise ModelRepositoryError(
+            f"{_place(path, error)}: the file cannot be read: {error}"
+        ) from error
     if config.name and config.name != path.name:
         raise ModelRepositoryError(
-            f"{origin}: name: {config.name!r} differs from the folder's name {path.name!r},"
-            " so Triton does not load it; change one of them"
+            f"{origin}: name: {config.name!r} differs from the directory's name "
+            f"{path.name!r}; change name, or rename the directory"
         )
     config.name = path.name
     model = RepositoryModel(path.name, path, config, origin, versions, other_files, misplaced)
@@ -191,8 +194,9 @@ def _not_a_model(path: Path) -> ImportNote:
     if inner := model_folders(path):
         return ImportNote(
             path.name,
-            f"skipped, because it is itself a model repository ({', '.join(inner[:_SHOWN])}), "
-            "which Triton does not read from here; import that folder separately",
+            "skipped, because it is itself a model repository "
+            f"({', '.join(inner[:_SHOWN])}), which Triton does not read from here; import "
+            "that directory separately",
             NoteSeverity.INFO,
         )
     return ImportNote(
@@ -245,7 +249,7 @@ def _config_file(
     if chosen is None and named:
         listed = ", ".join(file.stem for file in named)
         raise ModelRepositoryError(
-            f"{path.name}/{CONFIGS}: contains {listed}, but there is no {CONFIG};"
-            " choose one with --config-name"
+            f"{path.name}: the directory has no {CONFIG}, only {CONFIGS}/ with {listed}; "
+            "choose a config with --config-name"
         )
     return chosen, str(chosen.relative_to(path.parent)) if chosen is not None else path.name

@@ -114,7 +114,7 @@ def _messages(
     draft: ResourceDraft, findings: Iterable[Finding], selection: PipelineModels
 ) -> list[str]:
     return [
-        f"{_origin(draft, finding.path, selection)}: an InferencePipeline cannot represent"
-        f" this setting ({finding.path}): {finding.message}"
+        f"{_origin(draft, finding.path, selection)}: an InferencePipeline cannot represent "
+        f"this setting. {finding.path}: {finding.message}"
         for finding in findings
     ]

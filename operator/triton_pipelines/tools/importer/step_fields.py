@@ -225,13 +225,13 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     place = f"{model.name}/{model.latest or 1}/{ENGINE_FILE}"
     if text is None:
         raise ModelRepositoryError(
-            f"{place}: is missing; it contains the arguments of the engine, so copy it into "
-            "the folder"
+            f"{place}: the file with the engine arguments is missing; copy the file into "
+            "the directory"
         )
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        raise ModelRepositoryError(f"{place}: is not valid JSON: {error}") from error
+        raise ModelRepositoryError(f"{place}: invalid JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise ModelRepositoryError(
             f"{place}: must be a JSON object with the arguments of the engine"
@@ -239,8 +239,8 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     weights = str(arguments.get("model", ""))
     if not weights:
         raise ModelRepositoryError(
-            f"{place}: model: is missing, and vLLM does not start without it; set it to the name or"
-            " the path of the weights"
+            f"{place}: model is missing, and vLLM requires it; set model to the name or the "
+            "path of the weights"
         )
     if (
         weights == f"{PATH_MODELS}/{model.name}/{VERSION_FOLDER}"
@@ -266,7 +266,7 @@ def _same_code(model: RepositoryModel, kind: str, files: FileSources, path: str)
     if text is not None and text != runtime_source(kind):
         files.report.changed(
             f"{model.name}/{model.latest}/{CODE}",
-            "differs from the file of this release, so the operator replaces it",
+            ("the file differs from the version in this release, which the operator uses instead"),
             path,
         )
 
@@ -297,8 +297,8 @@ def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
         )
         files.report.lost(
             f"{model.origin}: instance_group",
-            "a tokenizer has one instance group, because it is scaled live, but the config has "
-            f"{len(groups)} ({listed}); the first group is used",
+            f"live scaling requires one instance group, but the config has {len(groups)} "
+            f"({listed}); only the first group was imported",
             path,
         )
     elif len(groups) > 1:

@@ -40,8 +40,8 @@ def make_required(
             item.optional = False
             report.changed(
                 f"{ensemble.origin}: input[{index}].optional",
-                f"removed, because {model} requires its input {name}, so a request without "
-                f"{item.name} would fail",
+                f"removed, because model {model!r} requires input {name!r}, so a request "
+                f"without {item.name} would fail",
                 "spec.ensemble.inputs",
             )
 

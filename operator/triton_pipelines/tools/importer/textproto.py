@@ -64,8 +64,8 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig
         misplaced = _parse(cut, name, notes)
     elif len(present) > 1:
         raise ModelRepositoryError(
-            f"{name}: sets both {' and '.join(sorted(present))}, which cannot be combined, so"
-            " Triton does not load it; remove one of them"
+            f"{name}: {' and '.join(sorted(present))} cannot be combined; remove one of "
+            "these settings"
         )
     return ParsedConfig(_parse(text, name, notes), tuple(notes), misplaced, tuple(templates))
 
@@ -78,13 +78,13 @@ def _check_form(text: str, name: str) -> None:
     """
     if text.startswith("\ufeff"):
         raise ModelRepositoryError(
-            f"{name}:1: starts with a byte order mark, which Triton cannot read; save the file as"
-            " UTF-8 without it"
+            f"{name}:1: the file starts with a byte order mark, which Triton cannot read; "
+            "save the file as UTF-8 without BOM"
         )
     if text.lstrip().startswith("{"):
         raise ModelRepositoryError(
-            f"{name}:1: is JSON, but Triton reads protobuf's text format; use fields such as"
-            ' backend: "python" without braces around them'
+            f"{name}:1: the file is JSON, but Triton reads the protobuf text format; write "
+            'fields such as backend: "python" without enclosing braces'
         )
     depth = 0
     for match in _TOKEN.finditer(text):
@@ -92,8 +92,8 @@ def _check_form(text: str, name: str) -> None:
         if depth > _MAX_DEPTH:
             line = text.count("\n", 0, match.start()) + 1
             raise ModelRepositoryError(
-                f"{name}:{line}: is not a ModelConfig: more than {_MAX_DEPTH} braces are open;"
-                " close them"
+                f"{name}:{line}: invalid ModelConfig: messages are nested more than "
+                f"{_MAX_DEPTH} levels deep; check that each brace is closed"
             )
 
 
@@ -158,7 +158,7 @@ def _parse(text: str, name: str, notes: list[ImportNote]) -> Any:
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except text_format.ParseError as error:
         raise ModelRepositoryError(
-            f"{_place(name, error)}: is not a ModelConfig: {_problem(error)}"
+            f"{_place(name, error)}: invalid ModelConfig: {_problem(error)}"
         ) from error
     # A field of a newer release, or one that never existed: Triton would refuse the latter.
     notes.append(ImportNote(where, f"not in ModelConfig of this release: {problem}"))

@@ -87,7 +87,8 @@ class GrpcTransport:
             await self.close()
             how = "" if self._tls is None else " with TLS and these certificates"
             raise LoadGeneratorError(
-                f"{self._address} cannot be reached over gRPC{how} within {self._timeout_s:g} s"
+                f"cannot connect to {self._address} over gRPC{how} within "
+                f"{self._timeout_s:g} s; check that the server is running"
             ) from None
 
     def send(self, payload: bytes, done: OnRequestEnd) -> None:

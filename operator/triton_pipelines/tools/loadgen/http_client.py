@@ -87,7 +87,8 @@ class HttpTransport:
         except OSError as error:
             await self.close()
             raise LoadGeneratorError(
-                f"{self._host}:{self._port} cannot be reached: {_describe_error(error)}"
+                f"cannot connect to {self._host}:{self._port} ({_describe_error(error)}); "
+                "check the address, and that the server is running"
             ) from error
         self._task(self._sweep())
 
@@ -275,11 +276,11 @@ def _describe_error(error: Exception) -> str:
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file"
-            " with the trusted authorities"
+            f"the certificate was rejected ({error.verify_message}); set SSL_CERT_FILE to a "
+            "PEM file with the trusted authorities"
         )
     if isinstance(error, ssl.SSLError):  # its number is not an errno
-        return f"TLS failed: {error.reason}; if the server does not use TLS, use http://HOST:PORT"
+        return f"TLS failed ({error.reason}); if the server does not use TLS, use http://HOST:PORT"
     number = error.errno if isinstance(error, OSError) else None
     return (
         os.strerror(number)

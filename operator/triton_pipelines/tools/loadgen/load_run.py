@@ -315,8 +315,8 @@ class LoadRun:
             )
         if self._early_end.done() and not self._overloaded:
             raise LoadGeneratorError(
-                f"more than {MAX_REQUESTS} requests in one run, but the times of all "
-                "requests are kept in memory; use a shorter --duration"
+                f"a run can have at most {MAX_REQUESTS} requests, because all request times "
+                "are kept in memory; shorten --duration"
             )
         if self._early_end.done():
             return False

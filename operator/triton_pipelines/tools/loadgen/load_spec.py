@@ -96,7 +96,7 @@ class LoadTarget:
         if self.protocol is InferenceProtocol.HTTP and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname
         ):
-            raise LoadGeneratorError(f"{self.url}: is not a server address; use http://HOST:PORT")
+            raise LoadGeneratorError(f"{self.url!r} is not a server address; use http://HOST:PORT")
 
     def rows_of(self, number: int) -> int:
         """Return the number of rows of one of the requests."""

@@ -125,6 +125,6 @@ def _data_type(name: str, array: Array) -> str:
     data_type: str | None = np_to_triton_dtype(array.dtype)
     if data_type is None:
         raise LoadGeneratorError(
-            f"input {name} has type {array.dtype}, which Triton does not support"
+            f"input {name!r} has type {array.dtype}, which Triton does not support"
         )
     return data_type

@@ -67,7 +67,9 @@ class SweepEndedError(LoadGeneratorError):
     def __init__(
         self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, SweepResult]]
     ) -> None:
-        super().__init__(f"{reason}; ended after {rounds} of {total} runs; their results follow")
+        super().__init__(
+            f"{reason}. The measurement ended after {rounds} of {total} runs, whose results follow"
+        )
         self.rounds, self.total = rounds, total
         self.measured = dict(measured)
         """Results by the index of the load in the sweep."""

@@ -76,8 +76,8 @@ class TextLengths:
             or values.get("cap", 1) % 1
         ):
             raise TextsError(
-                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (an integer) and 0 <= sigma <= "
-                "10 are required"
+                f"{text}: the values must satisfy 1 <= median <= cap <= {MAX_TOKENS} "
+                "(integers) and 0 <= sigma <= 10"
             )
         return result
 
@@ -114,7 +114,7 @@ def read_lines(content: str) -> list[str]:
     """
     found = [line for line in content.splitlines() if line.strip()]
     if not found:
-        raise TextsError("contains no texts; write one text per line")
+        raise TextsError("the file is empty; write one text per line")
     return found
 
 
@@ -167,10 +167,10 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise TextsError(f"is not valid JSON: {error}") from None
+        raise TextsError(f"invalid JSON: {error}") from None
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise TextsError('must contain "data": a list of mappings from input to value')
+        raise TextsError('the file must contain "data", a list of mappings from input to value')
     flat: list[tuple[str, Any]] = []
     for number, entry in enumerate(entries):
         if isinstance(entry, list):
@@ -185,12 +185,15 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
             {str(name): _tensor(value, f"{place}.{name}") for name, value in entry.items()}
         )
     if not result:
-        raise TextsError('"data" contains no requests')
+        raise TextsError(
+            '"data" contains no requests; add at least one mapping from input to value'
+        )
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(
-                f"{flat[number][0]}: contains {', '.join(sorted(row))}, but the first entry"
-                f" contains {', '.join(sorted(result[0]))}"
+                f"{flat[number][0]}: the entry has the inputs {', '.join(sorted(row))}, but "
+                f"the first entry has {', '.join(sorted(result[0]))}; use the same inputs "
+                "in all entries"
             )
     return result
 
@@ -211,9 +214,9 @@ def _tensor(value: Any, place: str) -> InputValue:
                     raw=base64.b64decode(str(value["b64"]), validate=True), shape=shape
                 )
             except binascii.Error as error:
-                raise TextsError(f"{place}.b64: {error}") from None
+                raise TextsError(f"{place}.b64: invalid base64: {error}") from None
         if "content" not in value:
-            raise TextsError(f'{place}: must contain "content" or "b64"')
+            raise TextsError(f'{place}: the value must contain "content" or "b64"')
         value = value["content"]
     if not isinstance(value, list):
         value = [value]

@@ -214,7 +214,8 @@ class StatisticsReader:
                 )
             except grpc.aio.AioRpcError as error:
                 raise LoadGeneratorError(
-                    f"{target.url}: returns no statistics: {error.code().name} {error.details()}"
+                    f"cannot read the statistics of {target.url}: {error.code().name} "
+                    f"{error.details()}"
                 ) from None
             return lambda: list(
                 MessageToDict(message, preserving_proto_field_name=True).get("model_stats", [])
@@ -224,13 +225,15 @@ class StatisticsReader:
             # In a thread, so that the event loop continues to send.
             answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
         except httpx.HTTPError as error:
-            raise LoadGeneratorError(f"{url}: returns no statistics: {error}") from error
+            raise LoadGeneratorError(f"cannot read the statistics of {url}: {error}") from error
 
         def models() -> list[Any]:
             try:
                 return list(answer.json()["model_stats"])
             except (ValueError, KeyError, TypeError) as error:
-                raise LoadGeneratorError(f"{url}: returns no statistics: {error!r}") from error
+                raise LoadGeneratorError(
+                    f"no model statistics in the response of {url}: {error!r}"
+                ) from error
 
         return models
 

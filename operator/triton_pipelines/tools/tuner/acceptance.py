@@ -223,7 +223,7 @@ def decide(
             own, latency_budget, baseline, is_unrepeated=setting == challenger and len(own) == 1
         )
         if rejection:
-            rejections.append(f"{setting}: {rejection}")
+            rejections.append(f"{setting} was rejected, because {rejection}")
         elif best is None or (rate, -place) > (best[0], -best[1]):
             best = (rate, place, setting)
     if best is None:
@@ -261,11 +261,12 @@ def _verified_rate(
     rate = max((one.rate for one in own if one.rate < least), default=0.0)
     if not rate or any(one.load.faults for one in own):
         return rate, _failure(own, not_met, latency_budget)
-    met = f"met the latency budget at {rate:.0f} requests/s"
+    met = f"it met the latency budget at {rate:.0f} requests/s"
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
         return (
             rate,
-            f"{met}, but the current setting did not exceed it at a rate that is 5 % lower",
+            f"{met}, but the current setting did not exceed this budget at a rate "
+            f"{MIN_GAIN:.0%} lower",
         )
     if is_unrepeated:
         return rate, f"{met}, but this was not confirmed by a second measurement"
@@ -279,8 +280,12 @@ def _failure(
 ) -> str:
     worst = max(not_met, key=lambda one: one.load.p99)
     is_noise = all(one.check_budget(latency_budget) is BudgetCheck.INCONCLUSIVE for one in not_met)
-    p99 = f"p99 {worst.load.p99 * 1e3:.1f} ms" if math.isfinite(worst.load.p99) else "no p99"
-    comparison = "within noise of" if is_noise else "beyond"
+    at = f"at {worst.rate:.0f} requests/s"
+    comparison = "is within noise of" if is_noise else "exceeds"
+    p99 = (
+        f"its p99 of {worst.load.p99 * 1e3:.1f} ms {at} {comparison} the latency budget"
+        if math.isfinite(worst.load.p99)
+        else f"no p99 could be computed {at}"
+    )
     failed = sum(one.load.faults for one in own)
-    failures = f"; {failed} requests failed" if failed else ""
-    return f"{p99} at {worst.rate:.0f} requests/s, {comparison} the latency budget{failures}"
+    return f"{p99}, and {failed} requests failed" if failed else p99

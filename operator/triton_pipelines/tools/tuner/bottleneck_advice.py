@@ -55,7 +55,7 @@ class _BottleneckLoad:
     @property
     def text(self) -> str:
         """The utilization of the slowest step, as text."""
-        return f"{self.slowest.name} computes {self.share:.0%} of the time"
+        return f"step {self.slowest.name!r} computes {self.share:.0%} of the time"
 
 
 def _load(

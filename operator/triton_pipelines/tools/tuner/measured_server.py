@@ -55,7 +55,7 @@ WORK_OFF_SECONDS = 60.0
 _WORK_OFF_POLL = 0.05
 # Concurrent requests after a queue rejected some: a few, then one by one.
 RETRY_CONCURRENCY = (4, 1)
-NOT_RESTORED = "the original settings could not be restored; restart the server"
+NOT_RESTORED = "the original settings could not be restored, so restart the Triton server"
 
 
 class MeasuredServer:
@@ -105,16 +105,16 @@ class MeasuredServer:
                 running = await self.client.model_config(name)
                 if mismatch := interface_difference(running, desired):
                     raise TuneError(
-                        f"{self._target.address}: {name} runs with {mismatch}; pass the resource"
-                        " that the server was started from"
+                        f"{self._target.address}: model {name!r} runs with {mismatch}; pass "
+                        "the resource that the server was started from"
                     )
                 # A config that is equal in the resource's own form is also equal for the server.
                 self._first[name] = desired if is_same_config(running, desired) else running
                 if shown := setting_difference(running, desired):
                     self.notes.append(
-                        f"{name} was running with {shown} in the resource. The tuner measures "
-                        "the resource's setting as the current one, and restores the running "
-                        "setting afterwards"
+                        f"model {name!r} was running with {shown} in the resource. The "
+                        "tuner measures the resource's setting as the current one, and "
+                        "restores the running setting afterwards"
                     )
             if cached := sorted(
                 name for name, config in self._first.items() if config.response_cache.enable
@@ -127,7 +127,7 @@ class MeasuredServer:
         except TritonError as error:
             await self.client.close()
             raise TuneError(
-                f"{self._target.address}: does not run this pipeline: {error}"
+                f"the server at {self._target.address} does not serve this pipeline: {error}"
             ) from error
         except TuneError:
             await self.client.close()
@@ -200,15 +200,18 @@ class MeasuredServer:
             except OverloadedError as error:
                 if setting == self.current:
                     raise TuneError(
-                        "with the current setting, Triton rejects even one request at a time:"
-                        f" {error.reason}; raise the queue limits"
+                        "with the current settings, Triton rejects requests that are sent "
+                        f"one at a time ({error.reason}); raise maxQueueSize or the timeout "
+                        "in the step's dynamicBatching.queuePolicy"
                     ) from error
                 # Such as a delay that is longer than the queue's timeout.
                 raise SettingRefusedError(
-                    f"Triton rejects even one request at a time: {error.reason}"
+                    f"Triton rejects requests that are sent one at a time ({error.reason})"
                 ) from error
             except TritonError as error:
-                raise TuneError(f"with {setting}, the server does not respond: {error}") from error
+                raise TuneError(
+                    f"with {setting}, the Triton server does not respond: {error}"
+                ) from error
 
     async def _infer_alone(self, request: RequestTensors) -> None:
         """Send one request while no other is in flight.
@@ -297,7 +300,7 @@ class MeasuredServer:
                     )
                 )
             except TritonError as error:
-                raise TuneError(f"the server does not respond: {error}") from error
+                raise TuneError(f"the Triton server does not respond: {error}") from error
         if len(found) < len(requests):
             raise RequestShedError(str(shed)) from shed
         return [found[number] for number in range(len(requests))]

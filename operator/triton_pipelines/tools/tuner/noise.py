@@ -72,8 +72,8 @@ def _spread_reason(latencies: Array, when: str) -> str:
     if slow <= MAX_SPREAD * fast:
         return ""
     return (
-        f"{when}, 10 % of single requests took less than {fast:.1f} ms and 10 % took more than "
-        f"{slow:.1f} ms, although the server received no other requests"
+        f"{when}, 10% of single requests took less than {fast:.1f} ms and 10% took more "
+        f"than {slow:.1f} ms, although the server received no other requests"
     )
 
 

@@ -51,8 +51,8 @@ def slo_and_latency_budget(
     slo = options.slo_ms if options.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
     if slo is None:
         raise NotTunableError(
-            "spec.slo.p99Milliseconds: is not set, but tuning needs a latency target; set "
-            "it, or use --slo"
+            "spec.slo.p99Milliseconds: tuning requires a latency target; set this field, or "
+            "use --slo"
         )
     budget = pipeline.spec.slo.latency_budget_milliseconds(slo, options.network_and_queue_ms)
     if budget is None or budget <= 0:

@@ -57,13 +57,13 @@ class OutputComparison:
         except RequestShedError as error:
             self._problem = str(error)
             return (
-                "outputs are not compared: the current setting rejects single requests or times"
-                f" out ({error})"
+                "outputs are not compared, because Triton rejects single requests or times "
+                f"out with the current setting ({error})"
             )
         if self._problem:
             return (
-                "outputs are not compared: the current setting returns different outputs for the"
-                f" same requests ({self._problem})"
+                "outputs are not compared, because the current setting returns different "
+                f"outputs for the same requests ({self._problem})"
             )
         self._reference = first
         return ""
@@ -85,10 +85,10 @@ class OutputComparison:
                 )
             except RequestShedError as error:
                 raise SettingRefusedError(
-                    f"it rejects single requests or times out: {error}"
+                    f"Triton rejects single requests or times out: {error}"
                 ) from error
         elif setting.padding != PaddingSetting():
-            mismatch = f"its outputs cannot be compared: {self._problem}"
+            mismatch = f"the outputs cannot be compared: {self._problem}"
         if mismatch:
             raise OutputMismatchError(mismatch)
 

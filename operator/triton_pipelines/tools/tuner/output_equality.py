@@ -20,10 +20,13 @@ def output_difference(before: Sequence[OutputTensors], after: Sequence[OutputTen
     """Return how the outputs for the same requests differ, as text; empty: they are equal."""
     for one, other in zip(before, after, strict=True):
         if one.keys() != other.keys():
-            return f"the outputs are {', '.join(sorted(other))} instead of {', '.join(sorted(one))}"
+            return (
+                f"the response has the outputs {', '.join(sorted(other))} instead of "
+                f"{', '.join(sorted(one))}"
+            )
         for name in sorted(one):
             if mismatch := _mismatch(np.asarray(one[name]), np.asarray(other[name])):
-                return f"output {name} differs: {mismatch}"
+                return f"output {name!r} differs: {mismatch}"
     return ""
 
 
@@ -31,7 +34,7 @@ def _mismatch(one: Array, other: Array) -> str:
     if one.shape != other.shape:
         return f"shape {list(other.shape)} instead of {list(one.shape)}"
     if one.dtype.kind in "OSUbiu":
-        return "" if np.array_equal(one, other) else "different values"
+        return "" if np.array_equal(one, other) else "the values are not equal"
     allowed = TOLERANCE if one.dtype.itemsize >= np.dtype(np.float32).itemsize else HALF_TOLERANCE
     first, second = one.astype(np.float64), other.astype(np.float64)
     if np.allclose(first, second, rtol=allowed, atol=allowed, equal_nan=True):

@@ -27,7 +27,7 @@ from .settings import needs_equal_lengths, tuned_step
 NEEDS_OTHER_FILES: Final = (
     "the ONNX file is adapted to ragged batches when it is loaded, so this server cannot "
     "switch to Ragged; set it in the resource and measure again, unless status.padding "
-    "states that the file was rejected"
+    "shows that the file was rejected"
 )
 
 Rebuild = Callable[[InferencePipeline], Graph]

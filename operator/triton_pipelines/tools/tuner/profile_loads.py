@@ -38,7 +38,7 @@ async def apply_largest_accepted(
             [
                 (
                     bare,
-                    f"padding {setting.padding}, for timing several lengths, was rejected: {{}}",
+                    f"padding {setting.padding}, for timing multiple lengths, was rejected: {{}}",
                 )
             ]
             if setting.padding.mode

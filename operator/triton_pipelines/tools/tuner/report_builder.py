@@ -76,8 +76,9 @@ def _inconclusive_report(found: TuningFindings) -> TuningReport:
         patch={},
         gain=0.0,
         message=(
-            f"INCONCLUSIVE: {found.noise}. Other work on the machine disturbed the measurements, "
-            "so nothing is recommended. Measure again when the machine is idle."
+            f"INCONCLUSIVE: {found.noise}. Other work on the machine disturbed the "
+            "measurements, so no recommendation is made. Measure again when the machine is "
+            "idle."
         ),
         bound="",
         advice="",

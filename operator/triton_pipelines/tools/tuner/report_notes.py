@@ -146,6 +146,6 @@ def _change_notes(found: TuningFindings, recommended: PredictedSetting) -> Itera
     close = [one for one in found.predictions if one.rate >= least and one.rate > 0]
     if len(close) > 1:
         yield (
-            f"{len(close)} of {len(found.grid)} settings are expected to sustain the same rate to"
-            " within 3 %; the one with the largest batch size is preferred"
+            f"{len(close)} of {len(found.grid)} settings are expected to sustain the same "
+            "rate to within 3%; the one with the largest batch size is preferred"
         )

@@ -56,20 +56,20 @@ def tuned_step(graph: Graph) -> Step:
     step = next((step for step in graph.steps if step.role is Role.MODEL), None)
     if step is None or graph.entry is not None:
         reason = (
-            "spec.model: is not set"
+            "spec.model is not set"
             if step is None
             else "spec.ensemble.entryPoint: a custom entry point calls the model itself"
         )
         raise NotTunableError(f"{reason}; tuning needs a model step inside an ensemble")
     if any(one.repeats is not None for one in graph.steps):
         raise NotTunableError(
-            "spec.repeatedSteps: tuning predicts pipelines in which each request runs each model"
-            " once; set the batching manually"
+            "spec.repeatedSteps: tuning supports only pipelines in which each request runs "
+            "each model once; set dynamicBatching manually"
         )
     if step.max_batch_size <= 0:
         raise NotTunableError(
-            "spec.model.maxBatchSize: is 0, so the model never batches; set it to the "
-            "maximum number of rows that the model accepts"
+            "spec.model.maxBatchSize: with 0, the model never batches; set the maximum "
+            "number of rows that the model accepts"
         )
     if step.batching is None:
         field = (

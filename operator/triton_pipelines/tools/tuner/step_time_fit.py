@@ -138,7 +138,7 @@ def fit(samples: Sequence[TimingSample]) -> StepCost:
     """
     usable = [sample for sample in samples if sample.executions > 0 and sample.seconds > 0]
     if not usable:
-        raise ValueError("nothing was measured")
+        raise ValueError("no execution was measured; use a longer --duration")
     seconds = np.array([sample.seconds for sample in usable])
     features = np.array(
         [(1.0, sample.requests, sample.rows, sample.rows * sample.tokens) for sample in usable]

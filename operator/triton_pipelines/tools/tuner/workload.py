@@ -146,8 +146,9 @@ def _example_workload(
     example = example_of(pipeline, graph)
     if example is None:
         raise TuneError(
-            "spec.health.inputs: tuning requires an example request, but the pipeline has none"
-            f" ({probe_blocker(pipeline, graph) or 'inference: Disabled'}); set inputs"
+            "spec.health.inputs: tuning requires an example request, but the pipeline has "
+            f"none ({probe_blocker(pipeline, graph) or 'inference: Disabled'}); set "
+            "spec.health.inputs"
         )
     request = {
         name: np.repeat(array[:1], options.rows, axis=0) for name, array in example.inputs.items()

@@ -90,31 +90,34 @@ def inside_a_function(model: Any) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "tokens fixed": (
         axis("input_ids", 1, 128),
-        "input input_ids has a fixed axis of tokens; set spec.tokenizer.padding to Fixed and "
+        "input 'input_ids' has a fixed axis of tokens; set spec.tokenizer.padding to Fixed and "
         "spec.tokenizer.maxLength to 128",
     ),
-    "rows fixed": (axis("attention_mask", 0, 1), "input attention_mask has a fixed axis of rows"),
+    "rows fixed": (axis("attention_mask", 0, 1), "input 'attention_mask' has a fixed axis of rows"),
     "positions": (
         more_input("position_ids", "batch", "sequence"),
-        "input position_ids has positions, which tokenizers do not provide; export the model "
-        "without it",
+        "input 'position_ids' has positions, which tokenizers do not provide; export the "
+        "model without",
     ),
     "another axis": (
         more_input("pixels", "batch", 3, "width"),
-        "input pixels has an axis of variable length that does not come from the tokens",
+        "input 'pixels' has an axis of variable length that does not come from the tokens",
     ),
-    "no rows": (more_input("scale", 1), "input scale has no row axis"),
+    "no rows": (more_input("scale", 1), "input 'scale' has no row axis"),
     "a taken name": (
         more_input("input_ids__shape", "batch", 1),
-        "the graph has a tensor input_ids__shape",
+        "the name of tensor 'input_ids__shape' is reserved",
     ),
     "a text": (
         more_output("text", TensorProto.STRING, "batch"),
-        "output text is STRING, a type that has no value to mark invalid rows",
+        "output 'text' has type STRING, a type that has no value to mark invalid rows",
     ),
-    "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
-    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no row axis"),
-    "any shape": (without_shape, "the file does not state the shape of output logits"),
+    "a switch": (
+        more_output("yes", TensorProto.BOOL, "batch", "sequence"),
+        "output 'yes' has type BOOL",
+    ),
+    "one answer": (more_output("total", TensorProto.FLOAT, 1), "output 'total' has no row axis"),
+    "any shape": (without_shape, "output 'logits' has no shape in the file"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),
         "operator DynamicQuantizeLinear: its scale is computed over the whole batch",
@@ -177,9 +180,9 @@ def test_a_model_needs_a_mask_that_does_something() -> None:
             if name == "attention_mask":
                 node.input[place] = "input_ids"
     model.graph.node.append(helper.make_node("Identity", ["attention_mask"], ["unread"]))
-    assert "no output depends on attention_mask" in said(model, plan)
+    assert "no output depends on 'attention_mask'" in said(model, plan)
     del model.graph.node[-1]
-    assert "input attention_mask is not read by any operator" in said(model, plan)
+    assert "no operator reads input 'attention_mask'" in said(model, plan)
 
 
 def test_a_mask_need_not_be_called_so() -> None:
@@ -256,7 +259,7 @@ def test_names_of_the_plan_that_the_file_does_not_have(messages: Messages) -> No
 
 def test_an_output_per_token_has_tokens() -> None:
     encoder = Encoder(heads=(Head.LOGITS,))
-    assert "output logits has no axis of tokens" in said(
+    assert "output 'logits' has no token axis" in said(
         make(encoder), encoder.plan().model_copy(update={"token_outputs": ("logits",)})
     )
 
@@ -286,7 +289,7 @@ def test_a_vocabulary_behind_other_operators_comes_from_the_plan() -> None:
     assert isinstance(found, Adaptable)
     assert found.sizes == {"input_ids": 9}
     # Where nobody knows it, one id out of range would fail a whole batch.
-    assert "the valid values of input input_ids are unknown" in said(model, encoder.plan())
+    assert "the valid values of input 'input_ids' are unknown" in said(model, encoder.plan())
 
 
 def in_a_body(model: Any) -> None:

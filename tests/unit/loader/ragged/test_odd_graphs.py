@@ -178,7 +178,7 @@ def test_with_its_weights_beside_it(load: Loads) -> None:
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        (oddgraphs.default_as_output, "output given_away is an unchanged input"),
+        (oddgraphs.default_as_output, "output 'given_away' is an unchanged input"),
         (oddgraphs.table_without_rows, "accepts 0 IDs"),
     ],
 )
@@ -335,7 +335,9 @@ def test_values_that_a_loop_hands_out_are_guarded(load: Loads) -> None:
     model = make(ENCODER)
     oddgraphs.loop_that_indexes(model)
     plan = ENCODER.plan()
-    assert "the valid values of input input_ids are unknown" in str(check_eligibility(model, plan))
+    assert "the valid values of input 'input_ids' are unknown" in str(
+        check_eligibility(model, plan)
+    )
     known = check_eligibility(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
     assert isinstance(known, Adaptable)
     assert known.sizes["input_ids"] == VOCABULARY

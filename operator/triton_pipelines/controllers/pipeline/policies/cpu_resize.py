@@ -197,8 +197,7 @@ def _conflict_message(pipeline: str, others: OtherManagers, change: Resize) -> s
     return (
         f"cpu: {others.names} repeatedly {resize} the pods of {pipeline}: pod {change.pod} "
         f"has a CPU limit of {change.before[0]}m and a request of {change.before[1]}m "
-        f"instead of {change.limit}m and {change.request}m; the operator leaves the CPU to "
-        f"{pronoun}. Exclude these pods from {pronoun} (for a VerticalPodAutoscaler: "
-        "updateMode Off, or no controlledResources cpu), or set spec.scaling.cpuResize to "
-        "Disabled"
+        f"instead of {change.limit}m and {change.request}m, so the operator no longer "
+        f"changes the CPU. Exclude these pods from {pronoun} (for a VerticalPodAutoscaler, "
+        "set updateMode to Off), or set spec.scaling.cpuResize to Disabled"
     )

@@ -39,7 +39,7 @@ from .revision import DesiredRevision
 # few minutes, and the old pod serves meanwhile. A pod that is not placed says nothing about the
 # revision, so the rollout continues without the preflight.
 PLACEMENT_SECONDS: Final = 300
-ADVICE: Final = "set spec.rollout.preflight to Disabled to continue without this check"
+ADVICE: Final = "set spec.rollout.preflight to Disabled to skip this check"
 
 
 @dataclass(frozen=True, slots=True)

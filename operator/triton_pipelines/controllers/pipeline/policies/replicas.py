@@ -328,9 +328,8 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
     return (
         f"{manager} sets spec.replicas to {pipeline.spec.replicas} through the scale "
         "subresource (an HPA, KEDA or kubectl scale), but spec.scaling.pods determines the "
-        f"number of pods. spec.replicas is ignored, and {kept}. Remove that autoscaler and set "
-        "spec.replicas once with an edit or apply, or remove spec.scaling.pods to let the "
-        "autoscaler set the number"
+        f"number of pods, and {kept}. Remove that autoscaler, or remove spec.scaling.pods "
+        "to let the autoscaler set the number of pods"
     )
 
 
@@ -364,16 +363,14 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so the number of pods changes with every write"
+        "so the number of pods changes with every write. Remove replicas from the manifest to "
+        "keep the autoscaler, or remove the autoscaler"
         if bounds is None
-        else "but spec.scaling.pods determines the number, and "
+        else "but spec.scaling.pods determines the number of pods, and "
         + counted(number, "pod is kept", "pods are kept")
+        + ". Remove replicas from the manifest, and remove the autoscaler"
     )
-    return (
-        f"{alternating.alternating} overwrite each other's spec.replicas, {follows}; "
-        "let only one of them set it. To keep the autoscaler, remove replicas from the manifest "
-        "(in Git, in the chart, or in the file for kubectl apply); otherwise, remove the autoscaler"
-    )
+    return f"{alternating.alternating} overwrite each other's spec.replicas, {follows}"
 
 
 def _conflict_message(
@@ -386,9 +383,8 @@ def _conflict_message(
     else:
         action, how = "repeatedly sets", ""
     return (
-        f"{others.names} {action} the number of pods of Deployment {pipeline.name}"
-        f" to {live} instead of {number}{how}; the operator no longer changes it."
-        f" Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale"
-        " subresource; or remove the autoscaler, and return the number to this pipeline:"
-        f" kubectl scale deployment {pipeline.name} --replicas={number}"
+        f"{others.names} {action} the number of pods of Deployment {pipeline.name} to "
+        f"{live} instead of {number}{how}, so the operator no longer changes that number. "
+        f"Point the autoscaler at InferencePipeline {pipeline.name}, or remove the "
+        f"autoscaler and run: kubectl scale deployment {pipeline.name} --replicas={number}"
     )

@@ -288,7 +288,10 @@ def _downtime_text(
         if mode is RolloutStrategy.RECREATE
         else "there is no room for a second pod"
     )
-    return f"{why}, so the old pod is removed first, and no pod serves until the new one is ready"
+    return (
+        f"{why}, so the old pod is removed first, and the pipeline serves no requests until "
+        "the new pod is ready"
+    )
 
 
 def _with_overdue(

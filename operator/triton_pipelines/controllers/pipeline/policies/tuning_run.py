@@ -153,7 +153,7 @@ def interrupt(
     """
     if not (before.is_active and before.has_begun):
         return TuningDecision(before)
-    after = TuningDecision(before.failed(f"{reason}; correct it, then {RETRY_ADVICE}", now))
+    after = TuningDecision(before.failed(f"{reason}; correct the cause, then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
 
 
@@ -192,8 +192,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         wait = f"waiting for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.is_settled:
         message = (
-            f"waiting until {stage.watched_until}, because a measurement could affect the "
-            f"latency of revision {stage.desired}, which is watched until then"
+            f"waiting until {stage.watched_until}, when the SLO watch of revision "
+            f"{stage.desired} ends, because a measurement could affect its latency"
         )
         return TuningDecision(run, message=message)
     else:
@@ -201,8 +201,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
             return TuningDecision(
                 run.failed(
-                    f"revision {stage.desired} does not serve ({ready.reason.value}):"
-                    f" {ready.message}; correct that, then {RETRY_ADVICE}",
+                    f"revision {stage.desired} does not serve ({ready.reason.value}): "
+                    f"{ready.message}; correct the cause, then {RETRY_ADVICE}",
                     now,
                 )
             )
@@ -227,8 +227,8 @@ def _missing_slo(pipeline: InferencePipeline) -> str:
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
         return (
-            "tuning requires a latency target, but spec.slo.p99Milliseconds is not set; set it to"
-            " start the run"
+            "tuning requires a latency target, but spec.slo.p99Milliseconds is not set; set "
+            "spec.slo.p99Milliseconds to start the run"
         )
     return (
         "spec.slo.networkAndQueueBudgetMilliseconds: "
@@ -280,8 +280,8 @@ def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
     if run.state is not State.SUCCEEDED or desired in (run.revision, run.recommended):
         return []
     text = (
-        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision}; "
-        f"to measure revision {desired}, change this field"
+        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision "
+        f"{run.revision}; to measure revision {desired}, change spec.tuning.request"
     )
     return [Finding("spec.tuning.request", text, Severity.WARNING, code=FindingCode.TUNING_STALE)]
 
