@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
-from tests.support.worlds import START
+from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
@@ -141,3 +141,20 @@ def test_the_delay_doubles_and_is_bounded() -> None:
     assert delays == [None, 1.0, 4.0, 16.0, 30.0, 30.0, 30.0, 30.0]
     assert managers.correction_due_in(START + dt.timedelta(seconds=30)) is None
     assert managers.correction_due_in(START + dt.timedelta(minutes=20)) is None
+
+
+@pytest.mark.parametrize("request_", [None, "forged"])
+def test_a_tuning_run_that_never_was_is_not_believed(request_: str | None) -> None:
+    """Neither is its result shown, nor does a requested run count as done."""
+    tuning = {} if request_ is None else {"tuning": {"request": request_}}
+    world = World().change(slo={"p99Milliseconds": 900}, **tuning).settle()
+    world.document["status"]["tuning"] = {
+        "request": "forged",
+        "state": "Succeeded",
+        "startTime": "2026-01-01T00:00:00Z",
+        "completionTime": "9999-12-31T23:59:59Z",
+        "message": "advice of an attacker",
+    }
+    world.step()
+    assert "attacker" not in str(world.status)
+    assert world.status.get("tuning", {}).get("state") != "Succeeded"
