@@ -48,11 +48,6 @@ def _python(*arguments: str) -> tuple[str, ...]:
     return (str(BIN / "python"), *arguments)
 
 
-# Tiers with the operator ignore warnings of the garbage collector, such as that of an unclosed
-# transport: Kopf may leave transports to the end of its event loop. Unit tests fail on them.
-LEAKS = ("-W", "ignore::pytest.PytestUnraisableExceptionWarning")
-
-
 def _pytest(*arguments: str) -> tuple[str, ...]:
     """A run of pytest that says at its end where the time went."""
     return _python("-m", "pytest", *arguments, "--durations=15", "--durations-min=5")
@@ -170,7 +165,6 @@ TIERS = {
                 "--dist=loadfile",
                 "--no-loadscope-reorder",
                 "--timeout=600",
-                *LEAKS,
             ),
         ),
         18,
@@ -181,7 +175,7 @@ TIERS = {
     "compatibility": Tier(
         (
             _python("-m", "e2e.local.binaries", *API_SERVERS),
-            _pytest("tests/integration/compatibility", "-q", "--timeout=600", *LEAKS),
+            _pytest("tests/integration/compatibility", "-q", "--timeout=600"),
         ),
         3,
         _real_parts,
@@ -190,7 +184,7 @@ TIERS = {
     # and stop one after the other. The tests run in turn because they share one operator, which
     # some of them kill and one requires to be idle. Measured on two cores: 1 267 s.
     "e2e": Tier(
-        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900", *LEAKS),),
+        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),),
         25,
         _cluster,
         alongside=True,

@@ -110,10 +110,13 @@ def load_image(
             help=f"Archive file (docker save, OCI), or {OPERATOR_IMAGE} or {TRITON_IMAGE}."
         ),
     ],
+    tag: Annotated[
+        str, typer.Option(help="Also give this tag to an image of the project, for an upgrade.")
+    ] = "",
     name: Name = DEFAULT_NAME,
 ) -> None:
     """Load an image into the node; the project's own are built first when their sources changed."""
-    Cluster(name).load_image(image)
+    Cluster(name).load_image(image, tag)
 
 
 def main() -> int:

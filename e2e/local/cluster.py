@@ -258,19 +258,28 @@ class Cluster:
                 GPU_SECONDS,
             )
 
-    def load_image(self, image: str) -> None:
+    def load_image(self, image: str, tag: str = "") -> None:
         """Load an image into the node.
 
-        `image` is an archive file or the name of one of this project's images, which is built if
-        its inputs changed.
+        Args:
+            image: an archive file, or the name of one of this project's images, which is built if
+                its inputs changed.
+            tag: another tag that the node also gives to an image of this project.
 
         Raises:
-            ClusterError: the file does not exist, containerd refused it, or the cluster is not
-                running.
+            ClusterError: the file does not exist, containerd refused it, a tag is set for an
+                archive, or the cluster is not running.
         """
         self.supervisor.require_running()
         archive = Path(image)
+        if archive.is_file() and tag:
+            raise ClusterError(f"--tag {tag}: not possible for an archive, which contains its tags")
         self._load([archive] if archive.is_file() else self._archives([image]))
+        if tag:
+            name = f"{image.rpartition(':')[0]}:{tag}"
+            done = self._ctr("images", "tag", "--force", image, name)
+            if done.returncode != 0:
+                raise ClusterError(f"containerd refused the tag {name}: {done.stderr.strip()}")
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ EXCLUDED = {
     r"--watch|^python -m http\.server|e2e\.models serve": "runs until it is interrupted",
     r"^([A-Z]+=\w+ )?make|^eval|\bpytest ": "builds the project or runs its tests",
     r"^\.venv/bin/pre-commit|hack\.code_figures": "needs the repository of git",
-    r"^\.venv/bin/(pip|towncrier)": "changes the checkout",
+    r"^\.venv/bin/(pip|towncrier)|tests\.corpus\.releases": "changes the checkout",
     r"python -m e2e\.local (down|load-image|kubeconfig)": "needs the local cluster",
     r"^(docker|kind|minikube|sudo)\b|nvdp": "needs Docker or a GPU: not run anywhere",
     r"^(cosign|skopeo|openssl|base64)\b|SHA256SUMS|provenance": "needs a published release",
@@ -51,6 +51,7 @@ EXCLUDED = {
     r"--kustomize manifests/(base|overlays)": "owns the objects of the chart, which are installed",
     r"--kustomize manifests/monitoring|podMonitor": "needs other kinds: test_dashboards.py",
 }
+WALKTHROUGH = "docs/user/walkthrough.md"
 ANSWERS_ONE = ("tritonpipe status", "kubectl auth can-i", "diff ")
 """Commands that answer with the exit code 1: not ready, no, different."""
 
@@ -68,6 +69,8 @@ class Command:
     @property
     def reason(self) -> str:
         """Why it does not run here; empty if it does."""
+        if self.page == WALKTHROUGH:
+            return "needs the local cluster: e2e/suite/test_walkthrough.py runs the page"
         return next((why for what, why in EXCLUDED.items() if re.search(what, self.text)), "")
 
 
