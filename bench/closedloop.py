@@ -32,9 +32,9 @@ from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged
 from tests.support import ownership
-from tests.support.operators import ready_status
 from tests.support.prometheus import PrometheusServer
 from tests.support.prometheus import Target as Scraped
+from tests.support.simulated_nodes import ready_status
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection

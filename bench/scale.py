@@ -25,14 +25,12 @@ from tests.support.controlplane import ControlPlane
 from tests.support.operators import (
     CRD_FILE,
     apply_any,
-    control_deployments,
     eventually,
-    is_ready,
     make_namespace,
     patch,
-    ready_status,
     repeated,
 )
+from tests.support.simulated_nodes import control_deployments, is_ready, ready_status
 from tests.support.soak.pods import MODEL
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client

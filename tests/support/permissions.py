@@ -6,14 +6,8 @@ from typing import Any
 
 from hack import chart
 from tests.support import builders
-from tests.support.operators import (
-    apply_any,
-    eventually,
-    make_namespace,
-    patch,
-    resize_by_hand,
-    server_of,
-)
+from tests.support.operators import apply_any, eventually, make_namespace, patch
+from tests.support.simulated_nodes import resize_by_hand, server_of
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound

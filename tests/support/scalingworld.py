@@ -29,14 +29,12 @@ from tests.support.operators import (
     DEADLINE_SECONDS,
     Running,
     apply_any,
-    control_deployments,
     eventually,
     operator,
     patch,
-    ready_status,
     repeated,
-    server_of,
 )
+from tests.support.simulated_nodes import control_deployments, ready_status, server_of
 from tests.support.triton import runtime_source
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadPlan

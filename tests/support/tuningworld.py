@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tests.support import builders, ownership
-from tests.support.operators import ready_status
+from tests.support.simulated_nodes import ready_status
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot

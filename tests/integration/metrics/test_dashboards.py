@@ -25,9 +25,10 @@ from tests.support import builders, dashboards
 from tests.support.dashboards import ShownQuery
 from tests.support.faultproxy import FaultProxy
 from tests.support.nodepages import NodePages
-from tests.support.operators import apply_any, eventually, free_port, patch, repeated, server_of
+from tests.support.operators import apply_any, eventually, free_port, patch, repeated
 from tests.support.prometheus import PrometheusServer, Target
 from tests.support.scalingworld import NAME, World, ready, until_count, world
+from tests.support.simulated_nodes import server_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, SERVICES
 

@@ -20,11 +20,13 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
+    EVENTS,
     INFERENCE_PIPELINES,
     NETWORK_POLICIES,
     SERVICES,
     Resource,
 )
+from triton_pipelines.controllers.pipeline.status_writer import STATUS_CONFLICT
 
 pytestmark = [
     pytest.mark.integration,
@@ -196,3 +198,45 @@ async def are_corrected(tenants: Tenants, before: dict[str, tuple[Object, int]])
         if await edited_fields(tenants, name) != fields:
             return False
     return True
+
+
+async def test_a_controller_that_overwrites_each_status_causes_no_endless_exchange(
+    place: Place,
+) -> None:
+    async with place.tenants() as tenants:
+
+        async def get_status() -> Object:
+            found = await tenants.admin.get(INFERENCE_PIPELINES, tenants.hostile, "p")
+            status: Object = found.get("status") or {}
+            return status
+
+        async def is_reported() -> bool:
+            return "Ready" in str(await get_status())
+
+        def writes() -> int:
+            return place.proxy.count("PATCH", "/p/status")
+
+        await eventually("a status", is_reported)
+        rounds = 0
+
+        async def strip() -> None:
+            """Remove the conditions as soon as they are there."""
+            nonlocal rounds
+            if await is_reported():
+                body: Object = {"status": {"conditions": None}}
+                await patch(
+                    tenants.admin, INFERENCE_PIPELINES, tenants.hostile, "p", body, "status"
+                )
+                rounds += 1
+
+        before = writes()
+        async with repeated(strip, every=0.01):
+            await eventually("corrections with a delay", lambda: rounds >= 4)
+            for number in range(5):
+                await tenants.others_are_served(f"meanwhile-{number}")
+        assert writes() - before < 12
+        events = (await tenants.admin.list(EVENTS, tenants.hostile)).items
+        conflicts = [item for item in events if item["reason"] == STATUS_CONFLICT]
+        assert len(conflicts) == 1
+        await eventually("the last correction", is_reported)
+        assert tenants.errors() == 0

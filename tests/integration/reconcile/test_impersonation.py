@@ -24,11 +24,9 @@ from tests.support.operators import (
     Running,
     apply_any,
     eventually,
-    grant_cpu,
     make_namespace,
     operator,
     repeated,
-    serve_pods,
 )
 from tests.support.permissions import (
     ACCOUNTS,
@@ -37,6 +35,7 @@ from tests.support.permissions import (
     gone,
     rights_of_the_chart,
 )
+from tests.support.simulated_nodes import grant_cpu, serve_pods
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, SECRETS, SERVICES
 

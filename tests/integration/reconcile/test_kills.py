@@ -18,16 +18,9 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import MUTATING, Fault, FaultProxy
-from tests.support.operators import (
-    apply_any,
-    control_deployments,
-    essence,
-    healthy,
-    make_namespace,
-    serve_pods,
-    without_clock,
-)
+from tests.support.operators import apply_any, essence, healthy, make_namespace, without_clock
 from tests.support.reconcilers import reconciler_of
+from tests.support.simulated_nodes import control_deployments, serve_pods
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.errors import ClusterError

@@ -20,17 +20,9 @@ from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.monitoringcrds import served as monitoring_is_served
-from tests.support.operators import (
-    apply_any,
-    eventually,
-    grant_cpu,
-    healthy,
-    operator,
-    patch,
-    repeated,
-    serve_pods,
-)
+from tests.support.operators import apply_any, eventually, healthy, operator, patch, repeated
 from tests.support.permissions import everything_it_does, gone, jobs, rights_of_the_chart, served
+from tests.support.simulated_nodes import grant_cpu, serve_pods
 from tests.support.used_permissions import Permission, granted, used
 from triton_pipelines.api import names
 from triton_pipelines.app import composition

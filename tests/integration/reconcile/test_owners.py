@@ -19,19 +19,8 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import (
-    MERGE,
-    apply_any,
-    eventually,
-    grant_cpu,
-    is_ready,
-    operator,
-    patch,
-    repeated,
-    resize_by_hand,
-    serve_pods,
-    server_of,
-)
+from tests.support.operators import MERGE, apply_any, eventually, operator, patch, repeated
+from tests.support.simulated_nodes import grant_cpu, is_ready, resize_by_hand, serve_pods, server_of
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import (

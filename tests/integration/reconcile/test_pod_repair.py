@@ -18,15 +18,8 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import (
-    eventually,
-    healthy,
-    is_ready,
-    operator,
-    patch,
-    ready_status,
-    repeated,
-)
+from tests.support.operators import eventually, healthy, operator, patch, repeated
+from tests.support.simulated_nodes import is_ready, ready_status
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.cluster.client import Client, Object

@@ -13,17 +13,8 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import (
-    apply_any,
-    checked_status,
-    eventually,
-    is_checking,
-    is_ready,
-    operator,
-    patch,
-    ready_status,
-    repeated,
-)
+from tests.support.operators import apply_any, eventually, operator, patch, repeated
+from tests.support.simulated_nodes import checked_status, is_checking, is_ready, ready_status
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.cluster.client import Client, Object

@@ -8,6 +8,7 @@ from tests.support.operators import apply_any, eventually, patch
 from tests.support.tenants import Place, Tenants
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import EVENTS, INFERENCE_PIPELINES, Resource
+from triton_pipelines.controllers.autoscaler import pipeline_state
 
 pytestmark = [
     pytest.mark.integration,
@@ -38,8 +39,10 @@ async def without_room(tenants: Tenants, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_quota_without_room_is_reported_and_delays_no_other_namespace(
-    place: Place, kind: str
+    place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Until then, a new process does not report that the load is unknown.
+    monkeypatch.setattr(pipeline_state, "SETTLING_SECONDS", 2.0)
     async with place.running() as tenants:
         await without_room(tenants, kind)
         created = [f"p{number:02d}" for number in range(PIPELINES)]
@@ -55,6 +58,12 @@ async def test_a_quota_without_room_is_reported_and_delays_no_other_namespace(
 
         await eventually("the quota is in every status", are_reported)
         await tenants.others_are_served("between")
+
+        async def have_scaling() -> bool:
+            found = [await tenants.condition("ScalingActive", name) for name in created]
+            return all(found)
+
+        await eventually("the first scaling decision is in every status", have_scaling)
         failed = refused(tenants)
         before = await versions(tenants)
         await eventually(

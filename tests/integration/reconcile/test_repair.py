@@ -18,15 +18,8 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import (
-    apply_any,
-    essence,
-    eventually,
-    operator,
-    patch,
-    repeated,
-    serve_pods,
-)
+from tests.support.operators import apply_any, essence, eventually, operator, patch, repeated
+from tests.support.simulated_nodes import serve_pods
 from triton_pipelines.api import names, parse
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import (

@@ -12,16 +12,8 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import MUTATING, FaultProxy
-from tests.support.operators import (
-    Running,
-    apply_any,
-    control_deployments,
-    eventually,
-    healthy,
-    operator,
-    repeated,
-    serve_pods,
-)
+from tests.support.operators import Running, apply_any, eventually, healthy, operator, repeated
+from tests.support.simulated_nodes import control_deployments, serve_pods
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES

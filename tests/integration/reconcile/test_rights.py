@@ -15,13 +15,9 @@ from e2e.local import api
 from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import (
-    grant_cpu,
-    operator,
-    repeated,
-    serve_pods,
-)
+from tests.support.operators import operator, repeated
 from tests.support.permissions import everything_it_does, rights_of_the_chart
+from tests.support.simulated_nodes import grant_cpu, serve_pods
 from triton_pipelines.cluster.client import Client
 
 pytestmark = [

@@ -17,7 +17,8 @@ import pytest
 
 from tests.support import libyaml
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import apply_any, eventually, is_ready, operator, repeated, serve_pods
+from tests.support.operators import apply_any, eventually, operator, repeated
+from tests.support.simulated_nodes import is_ready, serve_pods
 from tests.unit.docs import markdown
 from triton_pipelines.api import names
 from triton_pipelines.cluster import resources

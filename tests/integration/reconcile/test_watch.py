@@ -17,7 +17,8 @@ import pytest
 
 from tests.support import builders
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import Running, apply_any, eventually, operator, repeated, serve_pods
+from tests.support.operators import Running, apply_any, eventually, operator, repeated
+from tests.support.simulated_nodes import serve_pods
 from triton_pipelines.api import names
 from triton_pipelines.app import composition
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency

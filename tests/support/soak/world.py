@@ -23,14 +23,8 @@ from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operatorprocess import LEASE, OperatorProcess, start_operator
-from tests.support.operators import (
-    NAMESPACES,
-    apply_any,
-    is_ready,
-    make_namespace,
-    patch,
-    ready_status,
-)
+from tests.support.operators import NAMESPACES, apply_any, make_namespace, patch
+from tests.support.simulated_nodes import is_ready, ready_status
 from tests.support.soak.clock import MovableClock, build_library
 from tests.support.soak.invariants import CONVERGENCE, violations
 from tests.support.soak.observation import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.support import builders, ownership
-from tests.support.operators import ready_status
+from tests.support.simulated_nodes import ready_status
 from triton_pipelines.api import names
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support import builders
 from tests.support.messages import Messages
-from tests.support.operators import ready_status
+from tests.support.simulated_nodes import ready_status
 from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, asked
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS

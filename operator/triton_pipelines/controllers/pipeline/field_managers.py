@@ -3,7 +3,8 @@
 One rule serves the number of pods (``replicas.py``) and their CPU (``cpu_resize.py``). A value that
 another manager writes is corrected once. A manager that writes it again within minutes does so on
 purpose, and the field is left to it. If several managers alternate, each is corrected once, and all
-are reported.
+are reported. The status is left to no other manager: if one alternates with the operator, it is
+corrected less and less often (``status_conflict.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _ALTERNATION_KEYS: Final = {"last": "last", "managers": "names", "changes": "oft
 # Changes of hands after which two managers alternate: each has overwritten the other, and one of
 # them has written again.
 _CHANGES_MIN: Final = 3
+# The longest delay (seconds) of a correction while managers alternate.
+_DELAY_MAX: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,19 @@ class AlternatingManagers:
     def alternating(self) -> str:
         """Managers that alternate, for people, once each has written again; empty without any."""
         return listed(self.managers) if self.changes >= _CHANGES_MIN else ""
+
+    def correction_due_in(self, now: dt.datetime) -> float | None:
+        """Return the seconds until the field may be corrected again; ``None`` if it may be now.
+
+        The delay doubles with each change of hands, once managers alternate.
+        """
+        if not self.alternating or not _is_recent(self.at, now):
+            return None
+        at_time, exponent = moment(self.at), min(self.changes - _CHANGES_MIN, 10)
+        assert at_time is not None
+        delay = dt.timedelta(seconds=min(2.0**exponent, _DELAY_MAX))
+        rest = (at_time + delay - now).total_seconds()
+        return rest if rest > 0 else None
 
     def sequence_ends_in(self, now: dt.datetime) -> float | None:
         """Return the seconds until the sequence ends, and with it the report of a conflict.

@@ -184,15 +184,15 @@ class Reconciler:
             if isinstance(error, Forbidden):
                 raise
             return result
-        if decided.status is not None:
-            await self._status.write(snapshot, decided.status, decided.events)
+        correct_after = await self._status.write(snapshot, decided.status, decided.events)
         has_unreported = (
             await self._create_optional_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         # What the caches do not show has to be read again soon.
         poll_after = SOURCE_POLL_SECONDS if spec.sources else None
-        known_after = soonest(self._tls.recheck_after(key, self.clock()), poll_after)
+        tls_after = self._tls.recheck_after(key, self.clock())
+        known_after = soonest(tls_after, poll_after, correct_after)
         rest = (known_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)

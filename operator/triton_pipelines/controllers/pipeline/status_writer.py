@@ -22,10 +22,13 @@ from triton_pipelines.cluster.work_queue import Key
 from . import status as statuses
 from .foreign_status import foreign_fields, removal
 from .snapshot import Object, Snapshot
+from .status_conflict import WrittenStatus
 from .status_events import Event, transitions
 
 # Reason of the API server's error if a list is longer than its schema permits.
 TOO_MANY: Final = "FieldValueTooMany"
+# Reason of the event if another manager keeps overwriting the status.
+STATUS_CONFLICT: Final = "StatusOwnerConflict"
 _LOGGED_MAX: Final = 5
 
 _log = structlog.get_logger(__name__)
@@ -49,37 +52,71 @@ class StatusWriter:
     """Messages of rejected status writes, as reported."""
     _removed: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     """Foreign fields last removed, as logged."""
+    _written: dict[Key, WrittenStatus] = field(default_factory=dict)
+    """The last statuses, to notice who keeps overwriting them."""
 
     def forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
         self._rejected.pop(key, None)
         self._removed.pop(key, None)
+        self._written.pop(key, None)
 
     async def write(
-        self, snapshot: Snapshot, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
-    ) -> None:
+        self,
+        snapshot: Snapshot,
+        status: Mapping[str, Any] | None,
+        events: tuple[Event, ...] | None = None,
+    ) -> float | None:
         """Write a status and post its events.
 
         Args:
             snapshot: What was observed.
-            status: The status to write.
+            status: The status to write; ``None``: leave it.
             events: Events to post. ``None``: write only if the status changes anything, and post
                 the events of that change.
+
+        Returns:
+            The seconds until the status may be corrected again, if another manager keeps
+            overwriting it; ``None`` if nothing is left to write.
 
         Raises:
             StatusRejected: The API server rejects it. The conditions of the pipeline say so if
                 they can be written.
         """
+        if status is None:
+            return None
         if events is None:
             if not statuses.differs(snapshot.pipeline, status):
-                return
+                return None
             events = tuple(transitions(snapshot.status, status))
+        key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
+        written = self._written.get(key, WrittenStatus())
+        if written.is_correction(snapshot.pipeline, status):
+            due_in = written.managers.correction_due_in(self.clock())
+            if due_in is not None:
+                return due_in
+            await self._record_correction(key, snapshot.pipeline, written)
         try:
             await self._put(snapshot.pipeline, status)
         except Invalid as error:
             raise StatusRejected(await self._report_rejection(snapshot, error)) from error
-        self._rejected.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
+        self._rejected.pop(key, None)
         await asyncio.gather(*(self.post(snapshot.pipeline, event) for event in events))
+        return None
+
+    async def _record_correction(self, key: Key, pipeline: Object, written: WrittenStatus) -> None:
+        """Record that a status is corrected; report managers once they alternate."""
+        corrected = written.with_correction(pipeline, self.clock())
+        self._written[key] = corrected
+        alternating = corrected.managers.alternating
+        if not alternating or written.managers.alternating:
+            return
+        note = (
+            f"{alternating} overwrite each other's status of this pipeline, so the operator "
+            "corrects it less often; configure the other manager to leave the status alone"
+        )
+        await _log.awarning("status overwritten repeatedly", managers=corrected.managers.managers)
+        await self.post(pipeline, Event(True, STATUS_CONFLICT, "WriteStatus", note))
 
     async def _put(self, pipeline: Object, status: Mapping[str, Any]) -> None:
         metadata = pipeline["metadata"]
@@ -100,6 +137,9 @@ class StatusWriter:
             return  # Another one of the name; its own event starts the next iteration.
         else:
             self.store.put(INFERENCE_PIPELINES, applied, since=since)
+            key = (namespace, name)
+            before = self._written.get(key, WrittenStatus())
+            self._written[key] = before.with_status(applied, status)
 
     async def _apply(self, obj: Object, known: Object) -> Object:
         """Apply a status, and remove what other field managers wrote into it.

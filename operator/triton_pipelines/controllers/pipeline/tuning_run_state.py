@@ -164,14 +164,22 @@ class Run:
         )
 
 
-def last_run(document: Mapping[str, Any], reported: Any) -> Run:
+def last_run(document: Mapping[str, Any], reported: Any, *, is_record_lost: bool) -> Run:
     """Return the last run, from the record and from ``status.tuning`` (``reported``).
 
     The status has more on a run that has ended if the record is lost, for example with a deleted
     live ConfigMap, or if the API server rejected the record of its end. Such a run is not repeated,
-    and does not take the room of a pod a second time.
+    and does not take the room of a pod a second time. Otherwise, a reported run without a record
+    is forged.
+
+    Args:
+        document: The record; empty without one.
+        reported: ``status.tuning``.
+        is_record_lost: Whether the record of all policies is lost.
     """
     run = Run.parse(document)
+    if not document and not is_record_lost:
+        return run
     if not isinstance(reported, Mapping) or reported.get("state") not in (
         State.SUCCEEDED,
         State.FAILED,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import KIND_OF, Condition, Reason, ReasonKind
 from triton_pipelines.api.finding_codes import FindingCode
@@ -25,7 +26,7 @@ from triton_pipelines.controllers.pipeline.latency_figures import latency_budget
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.serving_conditions import conditions_of
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
-from triton_pipelines.controllers.pipeline.state import TuningRunState
+from triton_pipelines.controllers.pipeline.state import TuningRunState, json_object
 from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.pipeline.tuning_run_inputs import Stage, cleared, stage_of
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, last_run
@@ -61,7 +62,11 @@ class TuningProgress:
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Start, follow or end the tuning run that the spec requests."""
     spec = draft.of(ReconciledSpec)
-    before = last_run(draft.state.tuning_run.document, snapshot.status.get("tuning"))
+    before = last_run(
+        draft.state.tuning_run.document,
+        snapshot.status.get("tuning"),
+        is_record_lost=not json_object(snapshot.live_data().get(names.KEY_MEMORY)),
+    )
     tuned = (
         interrupt(before, now)
         if spec.blocked is not None and spec.blocked.invalid

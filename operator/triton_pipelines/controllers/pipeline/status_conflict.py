@@ -1,0 +1,100 @@
+"""Detect other controllers that keep overwriting a status of the operator. Pure.
+
+The operator corrects what others write into its status. A controller that writes it again after
+each correction would start an endless exchange, in which every write causes the next one. So
+corrections are delayed more and more (:class:`~.field_managers.AlternatingManagers`). What is new
+in a status is never delayed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import ConditionType
+
+from .field_managers import AlternatingManagers
+
+UNKNOWN_MANAGER: Final = "an unknown manager"
+# Conditions that no other part of the status affects, so that nobody can change them by forging it.
+_SUMMARY_TYPES: Final = (
+    ConditionType.READY,
+    ConditionType.AVAILABLE,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStatus:
+    """The last status that this process wrote, and who has overwritten it."""
+
+    digest: str = ""
+    """Hash of the status as the API server returned it; empty if none was written."""
+    summary: tuple[Any, ...] = ()
+    """What it reported (:func:`summary_of`)."""
+    managers: AlternatingManagers = field(default_factory=AlternatingManagers)
+    """Managers that alternate in writing it, the operator included."""
+
+    def is_correction(self, pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+        """Return whether writing a status would only undo what others wrote.
+
+        Args:
+            pipeline: The pipeline as observed.
+            status: The status to write.
+        """
+        return (
+            bool(self.digest)
+            and digest_of(pipeline.get("status")) != self.digest
+            and summary_of(pipeline, status) == self.summary
+        )
+
+    def with_correction(self, pipeline: Mapping[str, Any], now: dt.datetime) -> WrittenStatus:
+        """Return the state after correcting the observed pipeline now."""
+        managers = self.managers.with_manager(_other_manager(pipeline["metadata"]), now)
+        return replace(self, managers=managers.with_manager(names.MANAGER_STATUS, now))
+
+    def with_status(self, applied: Mapping[str, Any], status: Mapping[str, Any]) -> WrittenStatus:
+        """Return the state after a status was written.
+
+        Args:
+            applied: The pipeline as the API server returned it.
+            status: The status that was written.
+        """
+        return replace(
+            self, digest=digest_of(applied.get("status")), summary=summary_of(applied, status)
+        )
+
+
+def digest_of(status: Any) -> str:
+    """Return a hash of a status."""
+    return hashlib.sha256(json.dumps(status or {}, sort_keys=True).encode()).hexdigest()
+
+
+def summary_of(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a status reports, without texts and figures, which change all the time."""
+    conditions = {
+        item.get("type"): (item.get("status"), item.get("reason"))
+        for item in status.get("conditions") or ()
+    }
+    return (
+        pipeline["metadata"].get("generation"),
+        status.get("readyReplicas"),
+        *(conditions.get(kind.value) for kind in _SUMMARY_TYPES),
+    )
+
+
+def _other_manager(metadata: Mapping[str, Any]) -> str:
+    """Return the manager, other than the operator, that last wrote the status."""
+    others = [
+        (str(entry.get("time") or ""), str(entry["manager"]))
+        for entry in metadata.get("managedFields") or ()
+        if entry.get("subresource") == "status"
+        and entry.get("manager") not in (None, "", names.MANAGER_STATUS)
+    ]
+    return max(others)[1] if others else UNKNOWN_MANAGER
