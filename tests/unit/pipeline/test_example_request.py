@@ -316,7 +316,7 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         (
             [{"name": name, "shape": [1, EXAMPLE_BYTES_MAX // 4], "data": ["1"]} for name in "AB"],
             "spec.health.inputs",
-            f"has {2 * EXAMPLE_BYTES_MAX} bytes, but at most {EXAMPLE_BYTES_MAX} are allowed",
+            f"has {2 * EXAMPLE_BYTES_MAX} bytes, but at most {EXAMPLE_BYTES_MAX} bytes",
         ),
     ],
 )

@@ -85,7 +85,7 @@ BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
     "no authority": (
         lambda c: c | {"ca.crt": b""},
         TlsMode.MUTUAL,
-        "key ca.crt is missing or empty (mode Mutual needs it); add it",
+        "key ca.crt is missing or empty (mode Mutual needs it); add the key to the Secret",
     ),
     "text": (lambda c: c | {"tls.crt": b"hello"}, TlsMode.SIMPLE, "tls.crt contains no readable"),
     "key that is text": (

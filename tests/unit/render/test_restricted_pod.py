@@ -165,7 +165,7 @@ def test_the_label_of_a_queue_reaches_the_pods_of_a_restricted_pipeline() -> Non
 def test_labels_and_annotations_are_on_a_list(part: str) -> None:
     template = {"metadata": {part: {"app": "payments"}}}
     (reported,) = findings(template)
-    assert reported.startswith(f"{FIELD}.metadata.{part}[app]: is not allowed, because ")
+    assert reported.startswith(f"{FIELD}.metadata.{part}[app]: not allowed, because ")
     assert "--pod-metadata" in reported
     assert findings(template, options(pod_metadata=("ap*",))) == []
     assert findings(template, options(pod_metadata=("example.com/*",))) == [reported]

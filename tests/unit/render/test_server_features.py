@@ -395,7 +395,7 @@ def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: boo
     [
         ("--disable-auto-complete-config", "use server.autoComplete instead"),
         ("--exit-timeout-secs=3", "use rollout.drainSeconds instead"),
-        ("--http-port=3", "remove it"),
+        ("--http-port=3", "remove the flag"),
     ],
 )
 def test_arguments_of_the_operator_name_the_field(argument: str, instead: str) -> None:
