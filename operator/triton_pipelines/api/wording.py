@@ -31,9 +31,9 @@ def validation_message(message: str) -> str:
     return _PYDANTIC.get(text, _SHOULD.sub("must ", text))
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str], conjunction: str = "and") -> str:
     """Return an enumeration: ``a``, ``a and b``, ``a, b and c``; empty for no words."""
-    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+    return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def numbered(texts: Sequence[str]) -> str:

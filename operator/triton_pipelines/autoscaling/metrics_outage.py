@@ -28,7 +28,7 @@ def missing_samples(detail: str, source: str) -> MetricsFailure:
         f"no usable samples{where}: {detail}. Check that (1) there is a PodMonitor"
         " (spec.observability.podMonitor) and Prometheus selects it, (2) the pods' targets are"
         " up (port 8002), (3) nv_inference_request_success has the labels namespace and pod,"
-        " (4) server.args turn off neither --allow-metrics nor counter_latencies",
+        " and (4) server.args disable neither --allow-metrics nor counter_latencies",
     )
 
 
@@ -37,5 +37,5 @@ def stale_samples(detail: str) -> MetricsFailure:
     return MetricsFailure(
         MetricsProblem.STALE,
         f"{detail}. Check that (1) the pods' targets are up, (2) Prometheus is not falling "
-        "behind, (3) the clocks are synchronized",
+        "behind, and (3) the clocks are synchronized",
     )

@@ -211,8 +211,8 @@ def _of_perf_analyzer(
     known = {item.name: item for item in model.inputs}
     if unknown := [name for name in entries[0] if name not in known]:
         raise CommandError(
-            f"--texts {file}: the model has no input {', '.join(map(repr, unknown))}; its "
-            f"inputs are {', '.join(known)}",
+            f"--texts {file}: the model has no input {', '.join(map(repr, unknown))}; available "
+            f"inputs: {', '.join(known)}",
             EXIT_USAGE,
         )
     if missing := [

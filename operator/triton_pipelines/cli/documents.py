@@ -113,7 +113,7 @@ def load_yaml(path: Path) -> list[Any]:
                 f"{name}: the file contains more than {MAX_VALUES} values; split the file",
                 EXIT_USAGE,
             )
-        json.dumps(documents, default=str)
+        _check_json(documents, name)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -124,15 +124,30 @@ def load_yaml(path: Path) -> list[Any]:
         ) from error
     except RecursionError as error:
         raise CommandError(
-            f"{name}: the YAML is nested too deeply, or an alias (*name) is part of the "
-            "value that it refers to; replace the alias with the value",
+            f"{name}: the YAML is nested too deeply or contains a recursive alias (*name in the "
+            "value that it refers to); use fewer levels, or remove the alias",
             EXIT_USAGE,
         ) from error
-    except (TypeError, ValueError) as error:
-        # Valid in YAML but not in JSON, which the API server speaks: a date as a key, or a mapping
-        # that contains itself.
+    except ValueError as error:  # for example a date that does not exist
         raise CommandError(f"{name}: the resource is not valid: {error}", EXIT_USAGE) from error
     return documents
+
+
+def _check_json(documents: list[Any], name: str) -> None:
+    """Reject what is valid in YAML but not in JSON, which the API server speaks."""
+    try:
+        json.dumps(documents, default=str)
+    except TypeError as error:
+        raise CommandError(
+            f"{name}: a key of a mapping is not a string, a number or a Boolean; put the key "
+            "in quotes",
+            EXIT_USAGE,
+        ) from error
+    except ValueError as error:
+        raise CommandError(
+            f"{name}: an alias (*name) makes a value contain itself; remove the alias",
+            EXIT_USAGE,
+        ) from error
 
 
 def _read_text(path: Path) -> str:
@@ -183,7 +198,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
         if _character(start) in ("[", "{")
         else "check the indentation: sibling keys must start in the same column"
     )
-    return f"{message}, {error.context} that starts in line {start.line + 1}; {cause}"
+    return f"{message}, {error.context} that starts on line {start.line + 1}; {cause}"
 
 
 def _character(mark: yaml.Mark | None) -> str:
@@ -228,7 +243,7 @@ def _describe_contents(documents: list[Any]) -> str:
     named = list(dict.fromkeys(str(kind) for kind in kinds if kind))
     if not named:
         return f"kind is missing; add kind: {names.KIND}"
-    return f"the file contains kind {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
+    return f"the file contains {listed(named)}{did_you_mean(named[0], [names.KIND])}"
 
 
 def _flatten_lists(documents: list[Any]) -> Iterator[Any]:

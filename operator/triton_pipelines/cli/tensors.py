@@ -100,7 +100,7 @@ def _text_arrays(
             continue
         if not free:
             raise CommandError(
-                f"{option}: the model has no text input for this value; its inputs are "
+                f"{option}: the model has no text input for this value; available inputs: "
                 f"{_listed(model.inputs)}",
                 EXIT_USAGE,
             )

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from triton_pipelines.api.wording import listed
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import ClusterError, Forbidden, NamespaceTerminating
 from triton_pipelines.cluster.resources import (
@@ -124,7 +125,7 @@ class Writer:
             return None
         kind = "/".join(filter(None, (resource.plural, subresource)))
         return (
-            f"the service account {self.account} is not allowed to {', '.join(missing)} "
+            f"the service account {self.account} is not allowed to {listed(missing, 'or')} "
             f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role with "
             "these verbs to this account, or name another account in spec.serviceAccountName"
         )

@@ -25,6 +25,7 @@ class LeaseTiming:
         if not 0 < self.retry_period * JITTER < self.renew_deadline < self.duration:
             raise ValueError(
                 f"the lease duration ({self.duration:g} s) must be longer than the renew "
-                f"deadline ({self.renew_deadline:g} s), and the deadline longer than "
-                f"{JITTER:g} retry periods ({self.retry_period:g} s each)"
+                f"deadline ({self.renew_deadline:g} s), the renew deadline must be longer than "
+                f"{JITTER:g} times the retry period ({self.retry_period:g} s), and the retry "
+                "period must be greater than 0"
             )

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
+from triton_pipelines.api.wording import listed
 from triton_pipelines.loader.onnx_shapes import infer_outputs
 from triton_pipelines.loader.onnx_store import load_without_weights
 
@@ -166,16 +167,15 @@ def _tensors(model: Any) -> Iterator[Any]:
 def _location(tensor: Any) -> str:
     location = ExternalDataInfo(tensor).location
     path = PurePosixPath(location)
-    if (
-        not location
-        or path.is_absolute()
-        or ".." in path.parts
-        or "\\" in location
-        or path.suffix == ".onnx"
-    ):
+    if not location or path.is_absolute() or ".." in path.parts or "\\" in location:
         raise ValueError(
             f"the data of tensor {tensor.name!r} is in {location!r}, outside the model's "
             "directory; save the data inside the model's directory"
+        )
+    if path.suffix == ".onnx":
+        raise ValueError(
+            f"the data of tensor {tensor.name!r} is in {location!r}, which has the name of a "
+            "model; save the data under another name"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
@@ -338,7 +338,7 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         )
     shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
     if shapeless:
-        yield f"Export the model with shapes for {', '.join(shapeless)}."
+        yield f"Export the model with shapes for {listed(shapeless)}."
     if odd or shapeless:
         return  # No declaration can match the file.
     fixed = any(

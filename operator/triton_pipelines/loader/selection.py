@@ -87,7 +87,7 @@ def _plain(
 def _folder(listing: SourceListing) -> Selection:
     if listing.entries is None:
         raise SourceError(
-            "directories of a web server cannot be listed; use the URI of one file, or move "
+            "directories on a web server cannot be listed; use the URI of one file, or move "
             "the directory to a bucket, registry or hub"
         )
     ignored = (
@@ -115,10 +115,10 @@ def _single(item: PlanFetch, listing: SourceListing) -> Selection:
 def _unlisted(item: PlanFetch) -> Selection:
     if item.whole:
         raise SourceError(
-            "directories of a web server cannot be listed; use the URI of one file, or move "
+            "directories on a web server cannot be listed; use the URI of one file, or move "
             "the directory to a bucket, registry or hub"
         )
-    _only_first(item, "a directory of a web server, which cannot be listed")
+    _only_first(item, "a directory on a web server, which cannot be listed")
     main = str(item.source_file or item.file)
     return _first({str(item.file): ListedFile(main)}, item)
 
@@ -252,11 +252,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
     elif policy is None or policy.newest_only or policy.specific == (FIRST,):
         return
     else:
-        requested = (
-            f"versions {', '.join(map(str, policy.specific))}"
-            if policy.specific
-            else "multiple versions"
-        )
+        requested = f"{_named(policy.specific)}" if policy.specific else "multiple versions"
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
         f"the resource requests {requested}, but the source has only version {FIRST}, "

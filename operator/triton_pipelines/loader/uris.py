@@ -65,7 +65,7 @@ class SourceMap:
                 )
             if scheme_of(target) not in MAPPED_SCHEMES:
                 folder = (
-                    f"; for a directory of this machine, use file://{target}"
+                    f"; for a directory on this machine, use file://{target}"
                     if target.startswith("/")
                     else ""
                 )

@@ -165,7 +165,7 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ("just text", "mapping"),
         (
             "kind: Deployment\n---\nkind: Service\n---\nkind: Service",
-            "Deployment, Service",
+            "Deployment and Service",
         ),
         (
             "kind: InferencePipelines",
@@ -173,7 +173,7 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ),
         ("metadata: {name: a}", "InferencePipeline"),
         ("a: &x [*x]", "alias"),
-        ("2020-01-01: x", "resource is not valid"),
+        ("2020-01-01: x", "put the key in quotes"),
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])

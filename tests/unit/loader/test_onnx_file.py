@@ -151,7 +151,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
             [
                 "input 'input_ids' has no shape in the file",
                 "output 'logits' has no shape in the file",
-                "Export the model with shapes for input_ids, logits.",
+                "Export the model with shapes for input_ids and logits.",
             ],
         ),
         (

@@ -119,7 +119,7 @@ def test_one_url_is_the_connection_default(messages: Messages) -> None:
         ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b'"),
         (
             "connections: [{url: 'https://a', matchers: {pod: x}}]",
-            "pod is set by the operator; remove that label from matchers",
+            "the operator sets pod itself; remove pod from matchers",
         ),
         (
             "connections: [{url: 'https://a', labels: {pod: __name__}}]",

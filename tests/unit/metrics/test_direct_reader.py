@@ -78,7 +78,7 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
         (page("no", "503 Service Unavailable"), "503"),
         (page("{}"), "text format"),
         (page("x" * (PAGE_BYTES_MAX + 1)), "longer"),
-        (page(PAGE)[:-200], "not completed"),
+        (page(PAGE)[:-200], "the response ended early"),
         (page(PAGE.replace('model="model"', 'model="other"')), "model"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_revision_that_cannot_come_up_ends_a_request_at_once(messages: Message
     world.step()
     world.verdicts[world.status["revision"]] = BAD
     world.settle()
-    failed(world, "does not serve (ModelMismatch): ")
+    failed(world, "does not serve (ModelMismatch: ")
     assert "FP16" in world.run["message"]
     messages.check(world.run["message"])
     assert [reason for reason, _ in noted(world)] == ["TuningFailed"]
@@ -162,7 +162,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again(messages
     world = rolled_back()
     serving, deployed = [pod.name for pod in world.serving], world.deployed
     world.change(tuning={"request": "a"}).step()
-    failed(world, f"revision {world.status['revision']} does not serve (RolledBack): ")
+    failed(world, f"revision {world.status['revision']} does not serve (RolledBack: ")
     assert deployed in world.run["message"]
     messages.check(world.run["message"])
     for _ in range(5):

@@ -250,9 +250,9 @@ class PrometheusCollector:
         self, expected: Mapping[PipelineKey, ExpectedPods], why: str
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         checks = (
-            "Check that (1) it is running and responds at "
+            "Check that (1) Prometheus is running and responds at "
             f"{self.connection.url}/api/v1/query, (2) the operator's pod can reach it "
-            f"(NetworkPolicy), (3) the connection is configured correctly, in {CONNECTIONS}"
+            f"(NetworkPolicy), and (3) the connection is configured correctly, in {CONNECTIONS}"
         )
         return dict.fromkeys(
             expected,

@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from triton_pipelines.api.wording import listed
+
 from .secret_files import SENDABLE, file_stamp, read_secret
 
 DEFAULT: Final = "default"
@@ -281,7 +283,7 @@ class Connection(ConnectionModel):
         }
         if clash := sorted(own & set(self.matchers)):
             raise ValueError(
-                f"matchers: {', '.join(clash)} is set by the operator; remove that label "
+                f"matchers: the operator sets {listed(clash)} itself; remove {listed(clash)} "
                 "from matchers"
             )
         return self

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from triton_pipelines.api.wording import listed
+
 from .samples import MetricsFailure, MetricsProblem
 
 # Where users configure connections.
@@ -20,13 +22,13 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
         name: The connection.
         connections: The connections that the pipeline may use.
     """
-    known = ", ".join(sorted(connections))
-    remedy = f", only {known}. Use one of these, or add" if known else ". Add"
+    known = [repr(one) for one in sorted(connections)]
+    remedy = f", only {listed(known)}. Use {listed(known, 'or')}, or add" if known else ". Add"
     return MetricsFailure(
         MetricsProblem.ERROR,
         (
-            f"spec.scaling.prometheusRef: the operator has no connection {name!r}{remedy} it to "
-            f"{CONNECTIONS}"
+            f"spec.scaling.prometheusRef: the operator has no connection {name!r}{remedy} "
+            f"{name!r} to {CONNECTIONS}"
         ),
         source_name(name),
     )
@@ -40,7 +42,7 @@ def forbidden_connection(name: str, namespace: str, permitted: Iterable[str]) ->
         namespace: The pipeline's namespace.
         permitted: The connections that this namespace may use.
     """
-    known = " or ".join(repr(one) for one in sorted(permitted))
+    known = listed([repr(one) for one in sorted(permitted)], "or")
     remedy = f"Use {known}, or add" if known else "Add"
     return MetricsFailure(
         MetricsProblem.ERROR,

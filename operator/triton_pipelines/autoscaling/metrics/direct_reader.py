@@ -27,6 +27,9 @@ SOURCE: Final = "the pods themselves"
 INTERVAL_SECONDS: Final = 2.0
 # After this many failures in a row, a pod is read only every UNREAD_SECONDS. A failed attempt costs
 # as much as a page (measured: with 200 unreachable pods, the attempts took a quarter of a core).
+_CHECK_NETWORK: Final = (
+    "check that the operator can reach port 8002 (NetworkPolicy, --allow-metrics)"
+)
 MISSES_ALLOWED: Final = 2
 UNREAD_SECONDS: Final = 10.0
 
@@ -115,11 +118,16 @@ class DirectReader:
             at = self._clock()
             scrape, gpu = parse_metrics_page(text, at, one.models)
         except TimeoutError:
-            return "no complete response in time"
+            return f"no complete response in time; {_CHECK_NETWORK}"
+        except aiohttp.ClientResponseError as error:
+            return f"HTTP {error.status}; check that the server is healthy"
+        except aiohttp.ClientPayloadError:
+            return "the response ended early; check whether the server was restarted"
         except aiohttp.ClientError as error:
-            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return f"{text}; {_CHECK_NETWORK}"
         except MetricsPageError as error:
-            return str(error)
+            return f"{error}; check that port 8002 of the pod serves Triton's metrics"
         self._histories.add(pod, scrape, one.slow)
         self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
@@ -137,11 +145,7 @@ class DirectReader:
             key = (one.namespace, pod)
             scrapes = self._histories.scrapes(key)
             if why := problems.get(key):
-                bad[pod] = (
-                    MetricsProblem.MISSING,
-                    f"{why}; check that the operator can reach port 8002 (NetworkPolicy,"
-                    " --allow-metrics)",
-                )
+                bad[pod] = (MetricsProblem.MISSING, why)
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
                     MetricsProblem.PARTIAL,

@@ -159,8 +159,8 @@ class Prometheus:
         message = f"HTTP {answer.status_code}"
         if answer.status_code in (401, 403):
             return (
-                f"{message}: the credentials are missing or were rejected; check "
-                f"bearerTokenFile, basicAuth, tls.certFile and tenant{answer.detail()}"
+                f"{message}{answer.detail()}; the credentials are missing or were rejected; "
+                "check bearerTokenFile, basicAuth, tls.certFile and tenant"
             )
         if 300 <= answer.status_code < 400:
             return (
@@ -184,7 +184,7 @@ class Prometheus:
                 "tls.certFile and tls.keyFile (client certificate)"
             )
         if _has(chain, socket.gaierror, urllib3.exceptions.NameResolutionError):
-            return "its host name cannot be resolved"
+            return "the host name cannot be resolved"
         system = next(
             (
                 one.strerror
@@ -194,11 +194,11 @@ class Prometheus:
             "",
         )
         if system:
-            return f"cannot be reached: {system}"
+            return f"the server cannot be reached: {system}"
         if _has(chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
             return self._late()
         if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
-            return "its response ended early"
+            return "the response ended early"
         return f"fails: {_short(chain[-1])}"
 
 
@@ -262,7 +262,7 @@ class _Session(requests.Session):
         raw = response.raw
         if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             raise PrometheusError(
-                "its response is compressed, although no compression was requested; disable"
+                "the response is compressed, although no compression was requested; disable"
                 " compression in the proxy in front of Prometheus",
                 final=True,
             )
@@ -272,7 +272,7 @@ class _Session(requests.Session):
                 return bytes(data[:_ERROR_BYTES_MAX])
             if len(data) > ANSWER_BYTES_MAX:
                 raise PrometheusError(
-                    f"its response is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True
+                    f"the response is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True
                 )
             if self._monotonic() > self.deadline:
                 raise requests.Timeout
@@ -296,14 +296,14 @@ class _Response:
         data = self._document.get("data")
         if self._document.get("status") != "success":
             raise PrometheusError(
-                f"reports {_words(self._document) or 'neither a success nor an error'}"
+                f"the server reports {_words(self._document) or 'neither a success nor an error'}"
             )
         if (
             not isinstance(data, dict)
             or not isinstance(data.get("resultType"), str)
             or not isinstance(data.get("result"), list)
         ):
-            raise PrometheusError("its response contains no result")
+            raise PrometheusError("the response contains no result")
         return self._document
 
     def envelope(self) -> QueryResult:
@@ -331,11 +331,11 @@ def _parsed(content: bytes) -> dict[str, Any]:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise PrometheusError(
-            "its response is not JSON; set url to the address of a Prometheus server"
+            "the response is not JSON; set url to the address of a Prometheus server"
         ) from None
     if not isinstance(document, dict):
         raise PrometheusError(
-            "its response is not a JSON object; set url to the address of a Prometheus server"
+            "the response is not a JSON object; set url to the address of a Prometheus server"
         )
     return document
 

@@ -108,7 +108,7 @@ def clock(kind: str, result: Sequence[Any]) -> float:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
         raise QueryResultError(
-            "has no evaluation time; check that the URL is that of a Prometheus server"
+            "the result has no evaluation time; check that the URL is that of a Prometheus server"
         )
     return value
 

@@ -133,7 +133,7 @@ def _wrong(
             MetricsProblem.STALE,
             (
                 f"the newest scrape is more than {limit:.0f} s old "
-                f"({FRESH_INTERVALS:g} scrapes){_target(key, seen)}"
+                f"({FRESH_INTERVALS:g} scrape intervals){_target(key, seen)}"
             ),
         )
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
@@ -184,16 +184,16 @@ def _failure(
     checks = {
         MetricsProblem.MISSING: (
             "(1) there is a PodMonitor (spec.observability.podMonitor, or the chart's), (2) "
-            "Prometheus selects it (its labels and namespace) and the target is up, (3) series "
-            "arrive with these labels"
+            "Prometheus selects it (its labels and namespace) and the target is up, and (3) "
+            "series arrive with these labels"
         ),
         MetricsProblem.STALE: (
             "(1) the target is still up, (2) Prometheus is not falling behind and was not "
-            "restarted, (3) series arrive"
+            "restarted, and (3) series arrive"
         ),
         MetricsProblem.PARTIAL: (
-            "(1) all models are loaded, (2) relabeling rules drop no series, (3) series "
-            "arrive once for each pod and model"
+            "(1) all models are loaded, (2) relabeling rules drop no series, and (3) "
+            "series arrive once for each pod and model"
         ),
     }
     return MetricsFailure(

@@ -125,7 +125,7 @@ def describe(
         if not fitting:
             plan.problem = (
                 f"--postprocess {postprocess} requires an output of shape [batch, sequence, "
-                f"width]; the outputs are {_listed(usable)}"
+                f"width]; available outputs: {_listed(usable)}"
             )
             return plan
         plan.outputs = [chosen if chosen in fitting else fitting[0]]

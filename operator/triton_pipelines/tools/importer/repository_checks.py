@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from triton_pipelines.api.wording import listed
 from triton_pipelines.compile.validation import RuleId, ServerFacts, validate_repository
 
 from .import_notes import ModelRepositoryError
@@ -78,10 +79,10 @@ def check_models(
 
 def _missing_versions(model: RepositoryModel) -> Iterator[str]:
     """Yield versions that the policy pins and that do not exist; Triton only logs them."""
-    listed = model.config.version_policy.specific.versions
-    missing = [version for version in listed if version not in model.versions]
+    pinned = model.config.version_policy.specific.versions
+    missing = [version for version in pinned if version not in model.versions]
     if model.versions and missing:
-        present = ", ".join(map(str, sorted(model.versions)))
+        present = listed([str(version) for version in sorted(model.versions)])
         does, versions, folder = (
             ("does", "version", "directory")
             if len(missing) == 1
@@ -89,6 +90,7 @@ def _missing_versions(model: RepositoryModel) -> Iterator[str]:
         )
         yield (
             f"{model.origin}: version_policy.specific.versions: {versions} "
-            f"{', '.join(map(str, missing))} {does} not exist; the directory has only {present}. "
+            f"{listed([str(version) for version in missing])} {does} not exist; the directory "
+            f"contains only {present}. "
             f"Remove the {versions} from the list, or add the version {folder}"
         )

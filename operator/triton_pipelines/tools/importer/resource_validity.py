@@ -100,7 +100,7 @@ def _removed(
     step = finding.path.partition(".configPatch")[0]
     report.lost(
         f"{_origin(draft, finding.path, selection)}: {match[1]}",
-        f"{finding.message}; to import it, set --image to a newer release",
+        f"{finding.message} (--image sets the release)",
         step,
     )
     return True

@@ -191,9 +191,9 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(
-                f"{flat[number][0]}: the entry has the inputs {', '.join(sorted(row))}, but "
-                f"the first entry has {', '.join(sorted(result[0]))}; use the same inputs "
-                "in all entries"
+                f"{flat[number][0]}: the inputs of this entry ({', '.join(sorted(row))}) differ "
+                f"from those of the first entry ({', '.join(sorted(result[0]))}); use the "
+                "same inputs in all entries"
             )
     return result
 

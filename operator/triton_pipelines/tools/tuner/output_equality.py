@@ -21,8 +21,8 @@ def output_difference(before: Sequence[OutputTensors], after: Sequence[OutputTen
     for one, other in zip(before, after, strict=True):
         if one.keys() != other.keys():
             return (
-                f"the response has the outputs {', '.join(sorted(other))} instead of "
-                f"{', '.join(sorted(one))}"
+                f"the outputs of the response ({', '.join(sorted(other))}) differ from the "
+                f"expected outputs ({', '.join(sorted(one))})"
             )
         for name in sorted(one):
             if mismatch := _mismatch(np.asarray(one[name]), np.asarray(other[name])):

@@ -218,6 +218,12 @@ def _message(found: TuningFindings) -> str:
     return f"Keep the current setting ({found.current}): {decision.reason}."
 
 
+def _rates(lowest: float, highest: float) -> str:
+    """Return ``Between 10 and 20 requests/s``, or ``At 10 requests/s`` if both are shown equal."""
+    low, high = _rate(lowest), _rate(highest)
+    return f"At {low} requests/s" if low == high else f"Between {low} and {high} requests/s"
+
+
 def _nothing_met_message(found: TuningFindings) -> str:
     """Return the message for a run in which every measurement exceeded the latency budget."""
     rates = [one.rate for one in found.measured]
@@ -234,8 +240,8 @@ def _nothing_met_message(found: TuningFindings) -> str:
     )
     return (
         f"No setting met the SLO of {found.slo * 1000.0:g} ms (latency budget "
-        f"{found.latency_budget * 1000.0:g} ms). Between {_rate(min(rates))} and "
-        f"{_rate(max(rates))} requests/s, {p99}. Keep the current setting ({found.current}): no "
+        f"{found.latency_budget * 1000.0:g} ms). {_rates(min(rates), max(rates))}, {p99}. "
+        f"Keep the current setting ({found.current}): no "
         "other setting was verified to meet it. Raise spec.slo.p99Milliseconds, or give the "
         "pod the resources that the advice recommends. If this pipeline serves fewer "
         "requests/s, measure lower rates with a thorough run (--thorough, spec.tuning.mode: "

@@ -382,9 +382,14 @@ def _conflict_message(
         action, how = "sets", " through its scale subresource (an HPA, KEDA or kubectl scale)"
     else:
         action, how = "repeatedly sets", ""
+    point = f"oint the autoscaler at InferencePipeline {pipeline.name}"
+    remedy = (
+        f"P{point}, or remove the autoscaler and "
+        if scale and not others.has_several
+        else f"If an autoscaler makes these changes, p{point}. Otherwise, stop these changes and "
+    )
     return (
         f"{others.names} {action} the number of pods of Deployment {pipeline.name} to "
         f"{live} instead of {number}{how}, so the operator no longer changes that number. "
-        f"Point the autoscaler at InferencePipeline {pipeline.name}, or remove the "
-        f"autoscaler and run: kubectl scale deployment {pipeline.name} --replicas={number}"
+        f"{remedy}run: kubectl scale deployment {pipeline.name} --replicas={number}"
     )

@@ -206,8 +206,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
             return TuningDecision(
                 run.failed(
-                    f"revision {stage.desired} does not serve ({ready.reason.value}): "
-                    f"{ready.message}; correct the cause, then {RETRY_ADVICE}",
+                    f"revision {stage.desired} does not serve ({ready.reason.value}: "
+                    f"{ready.message}). Correct the cause, then {RETRY_ADVICE}",
                     now,
                 )
             )
