@@ -139,8 +139,7 @@ def _check_json(documents: list[Any], name: str) -> None:
         json.dumps(documents, default=str)
     except TypeError as error:
         raise CommandError(
-            f"{name}: a key of a mapping is not a string, a number or a Boolean; put the key "
-            "in quotes",
+            f"{name}: a mapping key is not a string, number or Boolean; put the key in quotes",
             EXIT_USAGE,
         ) from error
     except ValueError as error:

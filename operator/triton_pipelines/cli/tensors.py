@@ -245,8 +245,8 @@ def _exact(info: TensorMetadata, array: Array) -> Array:
     ):
         raise CommandError(
             (
-                f"the value of {info} has shape {list(array.shape)}; specify a value of the "
-                "input's shape"
+                f"the value of {info} has shape {list(array.shape)}; specify a value "
+                "whose shape matches the input's"
             ),
             EXIT_USAGE,
         )

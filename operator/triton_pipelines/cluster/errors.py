@@ -42,7 +42,8 @@ class ClusterError(Exception):
         self.object_name = object_name
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.status or 'no response'} {self.reason})"
+        status = f"{self.status} " if self.status else ""
+        return f"{self.message} ({status}{self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

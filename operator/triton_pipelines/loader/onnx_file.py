@@ -174,8 +174,8 @@ def _location(tensor: Any) -> str:
         )
     if path.suffix == ".onnx":
         raise ValueError(
-            f"the data of tensor {tensor.name!r} is in {location!r}, which has the name of a "
-            "model; save the data under another name"
+            f"the data of tensor {tensor.name!r} is in {location!r}, but the extension .onnx is "
+            "reserved for models; save the data under another name"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(

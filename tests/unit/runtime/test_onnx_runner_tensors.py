@@ -251,7 +251,7 @@ def test_without_any_input_the_request_fails(defaulted: Path) -> None:
             [{**OPTIONAL[0], "optional": True}],
             Y,
             8,
-            "inputs ['x'] are optional in the config, but the graph has no default for these inputs",
+            "inputs ['x'] are optional in the config, but the graph has no default for these",
         ),
         (
             OPTIONAL[1:],

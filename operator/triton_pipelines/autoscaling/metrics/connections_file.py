@@ -37,7 +37,7 @@ def parse_connections(text: str, place: str = "metrics connections") -> dict[str
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise ConnectionsError(
-            f"{place}: invalid YAML{f', line {mark.line + 1}' if mark else ''}"
+            f"{place}: invalid YAML{f' at line {mark.line + 1}' if mark else ''}"
         ) from None
     if not isinstance(document, dict):
         raise ConnectionsError(f"{place}: the file must be a mapping with the key connections")

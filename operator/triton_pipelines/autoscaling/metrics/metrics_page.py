@@ -142,7 +142,7 @@ def _sample(line: str, name: str) -> tuple[str, float]:
             return found["labels"] or "", float(found["value"])
     except ValueError:
         pass
-    raise MetricsPageError(_NOT_THE_FORMAT, f"a line of {name}")
+    raise MetricsPageError(_NOT_THE_FORMAT, f"invalid line for {name}")
 
 
 @lru_cache(maxsize=_CACHED_LABELS)

@@ -172,8 +172,8 @@ def lint_server(pipeline: InferencePipeline, graph: Graph, image: str) -> Iterat
         if tensors:
             yield warning(
                 _IMAGE,
-                f"a client that requests {fatal.request} ({listed(tensors)}) "
-                f"{fatal.effect}; use Triton release {spelled(fatal.fixed_in)} or newer, or "
+                f"a request for {fatal.request} ({listed(tensors)}) "
+                f"{fatal.effect}; use Triton release {spelled(fatal.fixed_in)} or later, or "
                 "allow only trusted clients",
                 code=FindingCode.FATAL_REQUEST,
             )

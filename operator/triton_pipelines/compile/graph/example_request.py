@@ -20,6 +20,7 @@ from triton_pipelines.api.health import ExampleInput, InferenceHealth
 from triton_pipelines.api.sequence_batching import ControlKind
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import listed
 
 from .graph import Graph, Implementation, Reference, Tensor
 from .lint_findings import warning
@@ -149,8 +150,8 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
-            f"{', '.join(stateful)} keeps sequences, and a test inference would occupy a "
-            "sequence slot"
+            f"{listed(stateful)} {'uses' if len(stateful) == 1 else 'use'} sequence batching, "
+            "and a test inference would occupy a sequence slot"
         )
     return ""
 
@@ -274,10 +275,10 @@ def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> I
         and example.shape[0] <= graph.max_batch_size
     }
     if len(set(rows.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in rows.items())
+        counts = ", ".join(f"{name} {count}" for name, count in rows.items())
         yield warning(
             "spec.health.inputs",
-            f"the inputs have different numbers of rows ({listed}); use the same first number in"
+            f"the inputs have different numbers of rows ({counts}); use the same first number in"
             " every shape",
             code=FindingCode.BATCH_SIZE_MISMATCH,
         )

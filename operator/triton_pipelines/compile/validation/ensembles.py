@@ -153,11 +153,7 @@ class _Ensemble:
         if (versions is None and step.model_version > 0) or (versions is not None and not versions):
             return
         if versions is None or step.model_version not in versions:
-            there = (
-                ""
-                if versions is None
-                else (f"; the served versions are {listed(sorted(versions))}")
-            )
+            there = "" if versions is None else (f"; served versions: {listed(sorted(versions))}")
             self.findings.add(
                 f"{path}.model_version",
                 RuleId.STEP_VERSION,

@@ -60,8 +60,8 @@ _AFFECTS_ALL_PODS: Final = frozenset(
 )
 _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
     RejectionCause.NODE: (
-        "its node cannot provide or change that CPU; lower instances.max, or use a larger "
-        "Linux node"
+        "its node has too little CPU or does not support in-place resizing; lower "
+        "instances.max, or use a larger Linux node"
     ),
     RejectionCause.QUOTA: "a ResourceQuota of the namespace forbids the change; raise the "
     "quota, or lower instances.max",
@@ -74,12 +74,12 @@ _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
         "instances.max"
     ),
     RejectionCause.ADMISSION: (
-        "an admission policy or the API server rejects the change; correct what the message "
-        "in parentheses states"
+        "an admission policy or the API server rejects the change; fix the problem that "
+        "the message in parentheses reports"
     ),
     RejectionCause.INVALID: (
-        "the API server rejects the change as invalid; correct what the message in "
-        "parentheses states, or omit spec.scaling.cpuResize"
+        "the API server rejects the change as invalid; fix the problem that the "
+        "message in parentheses reports, or omit spec.scaling.cpuResize"
     ),
     RejectionCause.ABSENT: (
         "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later; "

@@ -199,7 +199,7 @@ def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             problem = (
                 "positions, which tokenizers do not provide"
                 if "position" in name.lower()
-                else "an axis of variable length that does not come from the tokens"
+                else "a dynamic axis whose size the tokenizer does not determine"
             )
             yield Obstacle(f"input {name!r} has {problem}", advice)
         elif isinstance(shape[0] if shape else 1, int):
@@ -293,7 +293,8 @@ def _value_obstacles(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> I
             yield Obstacle(
                 f"the valid values of input {item.name!r} are unknown, and one invalid "
                 "value would fail the whole batch",
-                (f"export the model so that {item.name!r} indexes its table directly, or {FIXED}"),
+                f"export the model so that {item.name!r} indexes its embedding table directly, "
+                f"or {FIXED}",
             )
     for function in model.functions:
         yield Obstacle(

@@ -107,9 +107,9 @@ def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
         )
     if cached := [name for name in inputs if name.startswith(_CACHE)]:
         raise MissingInformationError(
-            f"{given.graph_name}: input {cached[0]!r} is the cache of a generative model, "
-            "which requires a generation loop; serve the model with platform vllm or "
-            "backend tensorrtllm, or export the model without the cache"
+            f"{given.graph_name}: input {cached[0]!r} is part of the KV cache of a generative "
+            "model, which requires a generation loop; serve the model with platform vllm or "
+            "backend tensorrtllm, or export the model without the KV cache"
         )
     if any(name.lower() == "position_ids" for name in inputs) and tokens:
         raise MissingInformationError(

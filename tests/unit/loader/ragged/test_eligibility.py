@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "another axis": (
         more_input("pixels", "batch", 3, "width"),
-        "input 'pixels' has an axis of variable length that does not come from the tokens",
+        "input 'pixels' has a dynamic axis whose size the tokenizer does not determine",
     ),
     "no rows": (more_input("scale", 1), "input 'scale' has no row axis"),
     "a taken name": (
