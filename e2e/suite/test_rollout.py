@@ -161,7 +161,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     ]
     assert waiting
     assert (
-        f"requests {count} {resource}; nodes offer "
+        f"requests {count} {resource}; available: "
         f"{gpus['nodeSelector']['kubernetes.io/hostname']}: {count}"
     ) in waiting[0]
     assert f"Insufficient {resource}" in waiting[0]

@@ -124,7 +124,7 @@ impl Batch {
             if let Some(unknown) = encoder.unknown(ids) {
                 return Err(Refusal::client(format!(
                     "row {number} of {} contains the token {unknown}, which the model does not \
-                     know; remove it from the text",
+                     know; remove this token from the text",
                     settings.names.join(" and ")
                 )));
             }
@@ -196,7 +196,7 @@ fn refuse_long(settings: &Settings, lengths: &[usize]) -> Result<(), String> {
         return Ok(());
     };
     Err(format!(
-        "row {row} of {} has {} tokens, more than the {most} allowed; shorten the text",
+        "row {row} of {} has {} tokens, but at most {most} tokens are allowed; shorten the text",
         settings.names.join(" and "),
         lengths[row]
     ))
@@ -219,7 +219,7 @@ fn row_refusal(settings: &Settings, encoder: &Encoder, row: usize, error: &RowEr
             }
             Refusal::client(format!(
                 "row {row}: {uncut} has {kept} tokens, which with {} special tokens leaves no room \
-                 for {cut} within the {} allowed, and truncation {} shortens only {cut}; shorten {uncut}",
+                 for {cut} within the maximum of {}, and truncation {} shortens only {cut}; shorten {uncut}",
                 encoder.special,
                 settings.max_length.unwrap_or(usize::MAX),
                 settings.truncation.name()
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(good.unwrap(), (Span { row: 0, rows: 1, token: 0 }, 3));
         assert_eq!(
             bad.unwrap_err().message,
-            "row 1 of TEXT has 9 tokens, more than the 8 allowed; shorten the text"
+            "row 1 of TEXT has 9 tokens, but at most 8 tokens are allowed; shorten the text"
         );
         assert_eq!(last.unwrap(), (Span { row: 1, rows: 2, token: 3 }, 3));
     }

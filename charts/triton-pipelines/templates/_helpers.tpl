@@ -103,7 +103,7 @@ request.userInfo.username == {{ $account | squote }}
   verbs: [get, list]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

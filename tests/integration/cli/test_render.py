@@ -104,7 +104,10 @@ def test_status_of_a_resource_that_no_operator_has_seen(
     plane, client = cluster
     kubeconfig = f"--kubeconfig={plane.kubeconfig}"
     missing = run("status", "sentiment", kubeconfig)
-    assert (missing.returncode, "InferencePipeline sentiment does not exist" in missing.stderr) == (
+    assert (
+        missing.returncode,
+        "InferencePipeline 'sentiment' does not exist" in missing.stderr,
+    ) == (
         2,
         True,
     )

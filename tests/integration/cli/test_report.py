@@ -141,5 +141,5 @@ def test_a_pipeline_that_does_not_exist(cluster: Cluster, tmp_path: Path) -> Non
         f"--output-file={tmp_path / 'page.html'}",
     )
     assert done.returncode == 2
-    assert "InferencePipeline none does not exist" in done.stderr
+    assert "InferencePipeline 'none' does not exist" in done.stderr
     assert not (tmp_path / "page.html").exists()

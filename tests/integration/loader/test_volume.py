@@ -139,7 +139,7 @@ def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -
     finding = report.findings[0]
     assert (code, finding.reason, finding.step) == (2, LoadReason.NO_SPACE, "model"), small.output
     assert finding.message.startswith(
-        "spec.model.source https://models.example.com/model.bin: requires more"
+        "spec.model.source https://models.example.com/model.bin requires more"
     )
     assert not (small.models / "model/1/model.bin").exists()
 

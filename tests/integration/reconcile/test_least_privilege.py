@@ -55,6 +55,8 @@ NOT_REQUESTED = {
     # Checked by the admission plugin OwnerReferencesPermissionEnforcement.
     Permission(names.GROUP, "inferencepipelines/finalizers", "update"),
 }
+# Only to read a pod again of which a list shows a newer state than the watch has reported yet.
+SELDOM = {Permission("", "pods", "get")}
 # What every account may do.
 OF_EVERYONE = {Permission("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
 WATCHED = {
@@ -119,7 +121,7 @@ async def test_every_granted_permission_is_used(
     assert denied == set()
     allowed, needed = granted(rules_of_the_chart()), used(proxy.requests) - OF_EVERYONE
     assert needed - allowed == set(), "used, but not granted"
-    assert allowed - needed == NOT_REQUESTED, "granted, but not used"
+    assert allowed - needed - SELDOM == NOT_REQUESTED, "granted, but not used"
 
 
 async def look(dead: set[str], target: ProbeTarget, now: dt.datetime) -> Probe:

@@ -263,7 +263,7 @@ async def test_others_objects_are_not_touched(
         (ready,) = (item for item in status["conditions"] if item["type"] == "Ready")
         assert (
             "Service p exists in this namespace and does not belong to this pipeline; delete or "
-            "rename it" in ready["message"]
+            "rename that object" in ready["message"]
         )
         assert await condition(admin, namespace, "Stalled") == "True NameConflict"
         assert status["observedGeneration"] == status["generation"]
