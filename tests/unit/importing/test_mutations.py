@@ -30,7 +30,7 @@ SEEDS_PER_BLOCK = 42
 # Triton would load these, but the import stops: the choice or the files of a user are needed.
 NEEDS_USER = re.compile(
     "contains no ensemble; choose|extra0/config\\.pbtxt|does not exist; the directory "
-    "has|input is missing|model\\.json: the file with the engine arguments is missing"
+    "contains|input is missing|model\\.json: the file with the engine arguments is missing"
 )
 # Limits of the resource, each with its field.
 LIMITS = re.compile(
