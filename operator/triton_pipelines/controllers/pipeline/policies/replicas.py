@@ -382,11 +382,11 @@ def _conflict_message(
         action, how = "sets", " through its scale subresource (an HPA, KEDA or kubectl scale)"
     else:
         action, how = "repeatedly sets", ""
-    point = f"oint the autoscaler at InferencePipeline {pipeline.name}"
+    target = f"at InferencePipeline {pipeline.name}"
     remedy = (
-        f"P{point}, or remove the autoscaler and "
+        f"Point the autoscaler {target}, or remove the autoscaler and "
         if scale and not others.has_several
-        else f"If an autoscaler makes these changes, p{point}. Otherwise, stop these changes and "
+        else f"If an autoscaler makes these changes, point it {target}. Otherwise, stop these changes and "
     )
     return (
         f"{others.names} {action} the number of pods of Deployment {pipeline.name} to "
