@@ -386,7 +386,8 @@ def _conflict_message(
     remedy = (
         f"Point the autoscaler {target}, or remove the autoscaler and "
         if scale and not others.has_several
-        else f"If an autoscaler makes these changes, point it {target}. Otherwise, stop these changes and "
+        else f"If an autoscaler makes these changes, point it {target}. Otherwise, stop these "
+        "changes and "
     )
     return (
         f"{others.names} {action} the number of pods of Deployment {pipeline.name} to "
