@@ -47,17 +47,21 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def replace_durably(temporary: Path, path: Path) -> None:
+    """Give a complete file its final name, durably: its content first, then the rename."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fsync_folder(path.parent)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file whose name never shows a part of it; mode 0644 less the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
+        temporary.write_bytes(data)
+        replace_durably(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno in FULL_VOLUME_ERRORS:

@@ -169,7 +169,10 @@ class ModelInspection:
         uri = self._uri(item, path)
         obstacle = pool_file(below(self._models, path), item)
         if obstacle:
-            message = f"{uri} cannot pool: {obstacle}; remove {item.field}, so that a step pools"
+            message = (
+                f"pooling cannot be added to {uri}, because {obstacle}; remove {item.field} to "
+                "use a postprocess step"
+            )
             self._errors.append(
                 LoaderError(LoadReason.MODEL_MISMATCH, message, step=item.step, field=item.field)
             )

@@ -6,7 +6,6 @@ compute what the postprocess step computes (``runtime/postprocess/model.py``), a
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import PlanPool
-from triton_pipelines.loader.files import fsync_folder
+from triton_pipelines.loader.files import replace_durably
 from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, inputs, opset, values
 from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.onnx_store import load_without_weights, save
@@ -43,31 +42,28 @@ def pool_file(path: Path, plan: PlanPool) -> str:
     temporary = path.with_name(f".{path.name}.pooled")
     try:
         save(stored, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
+        replace_durably(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return ""
 
 
 def _obstacle(model: Any, plan: PlanPool) -> str:
-    """Return why a model cannot pool; "" if it can."""
+    """Return why pooling cannot be added to a model, or ""."""
     graph = model.graph
     tokens = next((value for value in graph.output if value.name == plan.tokens), None)
     if opset(model) < OPSET:
-        return f"it has opset {opset(model)}, and at least {OPSET} is needed"
+        return f"the model has opset {opset(model)}, but at least {OPSET} is required"
     if tokens is None:
-        return f"it has no output {plan.tokens}"
+        return f"the model has no output {plan.tokens!r}"
     if element_type(tokens) not in _FLOATS:
-        return f"{plan.tokens} is not FP16, FP32 or FP64"
+        return f"output {plan.tokens!r} is not FP16, FP32 or FP64"
     if len(dims(tokens) or (0, 0, 0)) != 3:
-        return f"{plan.tokens} is not [rows, tokens, {plan.width}]"
+        return f"the shape of output {plan.tokens!r} is not [rows, tokens, {plan.width}]"
     if plan.mask is not None and plan.mask not in inputs(graph):
-        return f"it has no input {plan.mask}"
+        return f"the model has no input {plan.mask!r}"
     if plan.embedding in values(graph):
-        return f"it already has a value with the name {plan.embedding}"
+        return f"the graph already has a value with the name {plan.embedding!r}"
     return ""
 
 

@@ -201,6 +201,7 @@ def test_a_file_that_cannot_pool_fails_with_the_remedy(pod: Pod, claim: Path) ->
     assert finding.reason is LoadReason.MODEL_MISMATCH
     assert (finding.step, finding.field) == ("model", "spec.postprocess.placement")
     assert finding.message == (
-        "pvc://models/encoder.onnx cannot pool: it already has a value with the name EMBEDDING; "
-        "remove spec.postprocess.placement, so that a step pools"
+        "pooling cannot be added to pvc://models/encoder.onnx, because the graph already has a "
+        "value with the name 'EMBEDDING'; remove spec.postprocess.placement to use a "
+        "postprocess step"
     )

@@ -157,12 +157,16 @@ def test_the_file_is_replaced_and_keeps_its_other_outputs(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("model", "asked", "reason"),
     [
-        (stock(opset=8), plan(), "it has opset 8, and at least 9 is needed"),
-        (stock(), plan(tokens="other"), "it has no output other"),
-        (stock(TensorProto.BFLOAT16), plan(), "hidden is not FP16, FP32 or FP64"),
-        (stock(shape=["r", WIDTH]), plan(), "hidden is not [rows, tokens, 4]"),
-        (stock(), plan("other"), "it has no input other"),
-        (stock(), plan(embedding="seen"), "it already has a value with the name seen"),
+        (stock(opset=8), plan(), "the model has opset 8, but at least 9 is required"),
+        (stock(), plan(tokens="other"), "the model has no output 'other'"),
+        (stock(TensorProto.BFLOAT16), plan(), "output 'hidden' is not FP16, FP32 or FP64"),
+        (
+            stock(shape=["r", WIDTH]),
+            plan(),
+            "the shape of output 'hidden' is not [rows, tokens, 4]",
+        ),
+        (stock(), plan("other"), "the model has no input 'other'"),
+        (stock(), plan(embedding="seen"), "the graph already has a value with the name 'seen'"),
     ],
 )
 def test_a_file_that_resists_stays_as_it_is(

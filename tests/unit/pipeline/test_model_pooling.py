@@ -187,7 +187,7 @@ def test_without_the_field_nothing_changes() -> None:
 def test_what_keeps_pooling_in_a_step_is_reported(spec: dict[str, Any], reason: str) -> None:
     found = [one for one in pooled(**spec).findings if one.path == "spec.postprocess.placement"]
     assert [reason in one.message for one in found] == [True], found
-    assert found[0].message.endswith("; remove placement, so that a step pools")
+    assert found[0].message.endswith("; remove placement to use a postprocess step")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers
+from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline.status_conflict import UNKNOWN_MANAGER, WrittenStatus
 from triton_pipelines.controllers.pipeline.status_writer import STATUS_CONFLICT
 
@@ -61,14 +62,20 @@ OVERWRITES: dict[str, Object] = {
 }
 
 
-@pytest.mark.parametrize("fields", OVERWRITES.values(), ids=OVERWRITES)
-async def test_a_status_that_is_overwritten_all_the_time_is_corrected_less_often(
-    fields: Object,
-) -> None:
+async def observed() -> tuple[Server, Reconciler]:
+    """Return a server with a status, and the reconciler that wrote it."""
     store = Store()
     server = Server(store)
     subject = reconciler_of(server, store, clock=lambda: server.now)
     await subject.reconcile(KEY)
+    return server, subject
+
+
+@pytest.mark.parametrize("fields", OVERWRITES.values(), ids=OVERWRITES)
+async def test_a_status_that_is_overwritten_all_the_time_is_corrected_less_often(
+    fields: Object,
+) -> None:
+    server, subject = await observed()
     assert len(server.statuses) == 1
     for _ in range(300):  # five minutes
         server.overwrite(**fields)
@@ -88,10 +95,7 @@ async def test_a_status_that_is_overwritten_all_the_time_is_corrected_less_often
 
 
 async def test_news_are_written_at_once_during_a_conflict() -> None:
-    store = Store()
-    server = Server(store)
-    subject = reconciler_of(server, store, clock=lambda: server.now)
-    await subject.reconcile(KEY)
+    server, subject = await observed()
     for _ in range(20):
         server.overwrite(replicas=7)
         await subject.reconcile(KEY)
@@ -103,10 +107,7 @@ async def test_news_are_written_at_once_during_a_conflict() -> None:
 
 
 async def test_edits_by_hand_are_corrected_at_once() -> None:
-    store = Store()
-    server = Server(store)
-    subject = reconciler_of(server, store, clock=lambda: server.now)
-    await subject.reconcile(KEY)
+    server, subject = await observed()
     for number in range(5):
         server.overwrite(replicas=7)
         await subject.reconcile(KEY)

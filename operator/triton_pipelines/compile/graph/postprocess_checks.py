@@ -41,8 +41,8 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
     if post.pools_in_model:
         yield Finding(
             "spec.postprocess.placement",
-            f"Model is not possible: {pooling_blocker(graph)}; remove placement, so that a step"
-            " pools",
+            f"Model is not possible, because {pooling_blocker(graph)}; remove placement to use a "
+            "postprocess step",
             code=FindingCode.FIELD_COMBINATION,
         )
     yield from _postprocess_shape(post, step)
@@ -56,14 +56,14 @@ def _without_effect(post: Postprocess) -> Iterator[Finding]:
         kind = (post.type or PostprocessType.NONE).value
         yield Finding(
             "spec.postprocess.placement",
-            f"has no effect with type {kind}, only with MeanPooling or FirstToken; remove it",
+            f"no effect with type {kind}, only with MeanPooling or FirstToken; remove placement",
             code=FindingCode.NO_EFFECT,
         )
     elif post.pools_in_model:
         for name in sorted(post.model_fields_set & _OF_THE_STEP):
             yield Finding(
                 f"spec.postprocess.{to_camel(name)}",
-                "has no effect with placement Model, which has no postprocess step; remove it",
+                "no effect with placement Model, which has no postprocess step; remove this field",
                 code=FindingCode.NO_EFFECT,
             )
 

@@ -3,8 +3,8 @@
 One rule serves the number of pods (``replicas.py``) and their CPU (``cpu_resize.py``). A value that
 another manager writes is corrected once. A manager that writes it again within minutes does so on
 purpose, and the field is left to it. If several managers alternate, each is corrected once, and all
-are reported. The status is left to no other manager: if one alternates with the operator, it is
-corrected less and less often (``status_conflict.py``).
+are reported. The status is never left to another manager: if one alternates with the operator,
+corrections are delayed (``status_conflict.py``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Detect other controllers that keep overwriting a status of the operator. Pure.
 
-The operator corrects what others write into its status. A controller that writes it again after
-each correction would start an endless exchange, in which every write causes the next one. So
-corrections are delayed more and more (:class:`~.field_managers.AlternatingManagers`). What is new
-in a status is never delayed.
+The operator corrects what others write into its status. If a controller repeats its write after
+each correction, every write would cause the next one. Corrections are therefore delayed, with
+increasing delays (:class:`~.field_managers.AlternatingManagers`). A status whose summary changes
+(:func:`summary_of`) is never delayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from triton_pipelines.api.conditions import ConditionType
 from .field_managers import AlternatingManagers
 
 UNKNOWN_MANAGER: Final = "an unknown manager"
-# Conditions that no other part of the status affects, so that nobody can change them by forging it.
+# Conditions that the operator computes without reading the status, so a forged status cannot change
+# them.
 _SUMMARY_TYPES: Final = (
     ConditionType.READY,
     ConditionType.AVAILABLE,

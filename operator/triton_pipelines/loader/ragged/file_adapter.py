@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Final
 import onnx
 
 from triton_pipelines.api.loadplan import PlanAdapt
-from triton_pipelines.loader.files import fsync_folder
+from triton_pipelines.loader.files import replace_durably
 from triton_pipelines.loader.onnx_graph.graph_walk import opset
 from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
 from triton_pipelines.loader.onnx_graph.model_runner import (
@@ -228,10 +227,7 @@ class _FileAdaptation:
             verification = verify(self.path, temporary, self.inputs, self.adaptable, self.weights)
             self._check_verification(verification, bare, form)
             self._check_length()
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-            fsync_folder(self.path.parent)
+            replace_durably(temporary, self.path)
         except onnx.checker.ValidationError as error:
             reason = str(error).partition("\n")[0]
             raise _RefusedError(
