@@ -312,7 +312,7 @@ def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iter
         yield "Rules:"
         yield ""
         yield from (
-            f"- {f'`{rule.field}` ' if rule.field else ''}{rule.message}." for rule in model.rules
+            f"- {f'`{rule.field}`: ' if rule.field else ''}{rule.message}." for rule in model.rules
         )
         yield ""
 
