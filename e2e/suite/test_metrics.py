@@ -106,7 +106,7 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
         grown = scaled.wait_running(lambda count: count > 1, "more", GROWN_SECONDS)
         prometheus.kill()
         message = condition_message(tiny, "MetricsAvailable", "False", "PrometheusError")
-        assert "Check that (1) it is running" in message
+        assert "Check that (1) Prometheus is running" in message
         load.wait_requests()
         assert scaled.recorded() >= grown
     # The load has ended. With metrics, the count would fall after the stabilization window. The

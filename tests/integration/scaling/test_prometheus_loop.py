@@ -156,7 +156,7 @@ async def test_counts_follow_the_load_and_never_fall_for_want_of_metrics(
             async with here.nothing_falls():
                 here.prometheus.kill()
                 message = await here.until_no_metrics("PrometheusError", "502")
-                assert "Check that (1) it is running" in message
+                assert "Check that (1) Prometheus is running" in message
                 back = await until_count(place, 3, 6, DEADLINE)
                 assert back >= grown, "what was enough lately"
                 held = await eventually("its reason", lambda: dark_for(place), DEADLINE)
