@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +22,14 @@ from typing import Any, Self
 
 import aiohttp
 import yaml
-from aiohttp import web
+from aiohttp import AddrInfoType, web
 from kubernetes.aio.client import ApiClient
 
 from triton_pipelines.cluster.login import load_configuration
 
 MUTATING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _POLL_SECONDS = 0.02
+_CLOSE_SECONDS = 5.0
 _HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -134,6 +137,7 @@ class FaultProxy:
     _headers: dict[str, str] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
     _runner: web.AppRunner | None = None
+    _sockets: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)
     _streams: list[web.Request] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _thread: threading.Thread | None = None
@@ -176,7 +180,7 @@ class FaultProxy:
         self._headers = {"Authorization": token} if token else {}
         self._server = configuration.host
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=0),
+            connector=aiohttp.TCPConnector(ssl=context, limit=0, socket_factory=self._open),
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
         )
@@ -194,6 +198,24 @@ class FaultProxy:
         await self._cut_streams()
         await self._runner.cleanup()
         await self._session.close()
+        await self._wait_for_closed_sockets()
+
+    def _open(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        opened = socket.socket(family, kind, protocol)
+        self._sockets.add(opened)
+        return opened
+
+    async def _wait_for_closed_sockets(self) -> None:
+        """Wait until the server has confirmed the end of TLS on all connections.
+
+        A loop that ends earlier would leave the sockets of running watches open.
+        """
+        end = time.monotonic() + _CLOSE_SECONDS
+        while any(opened.fileno() != -1 for opened in self._sockets):  # noqa: ASYNC110 no event for it
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def refuse_connections(self) -> None:
         """End all connections and refuse new ones."""

@@ -153,7 +153,7 @@ PIPELINE_RIGHTS = {
     "jobs": set(WRITTEN) - {"update"},
     "secrets": {"create", "patch", "delete"},
     "replicasets": {"get"},
-    "pods": {"list", "watch", "delete"},
+    "pods": {"get", "list", "watch", "delete"},
     "pods/resize": {"patch"},
     "events": {"create"},
 }

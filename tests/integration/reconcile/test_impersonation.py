@@ -226,7 +226,7 @@ async def test_an_author_gains_no_right_that_the_account_lacks(
         await apply_any(admin, INFERENCE_PIPELINES, document(namespace, ACCOUNT))
         # Rights are in force with a delay: until then, other objects are refused.
         missing = (
-            f"service account {namespace}/{ACCOUNT} is not allowed to create, patch, delete "
+            f"service account {namespace}/{ACCOUNT} is not allowed to create, patch or delete "
             "secrets;"
         )
         message = await refused_for(admin, namespace, "PermissionDenied", missing)
