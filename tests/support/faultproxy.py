@@ -212,7 +212,7 @@ class FaultProxy:
         A loop that ends earlier would leave the sockets of running watches open.
         """
         end = time.monotonic() + _CLOSE_SECONDS
-        while any(opened.fileno() != -1 for opened in self._sockets):  # noqa: ASYNC110 no event for it
+        while any(opened.fileno() != -1 for opened in self._sockets):
             if time.monotonic() > end:
                 break
             await asyncio.sleep(_POLL_SECONDS)
