@@ -30,6 +30,8 @@ DEVICE_CLAIMS_SINCE: Final = (1, 31)
 
 The feature itself is on by default from 1.34.
 """
+IMAGE_VOLUMES_SINCE: Final = (1, 35)
+"""First minor version with image volumes (by default), which `image://` sources need."""
 RESIZE_SINCE: Final = (1, 33)
 """First minor version with the subresource `resize` of pods (by default)."""
 
@@ -87,6 +89,7 @@ def kubernetes() -> Iterator[tuple[str, ...]]:
             DEVICE_CLAIMS_SINCE,
         ),
         ("[in-place CPU resize](../user/cpu-resize.md)", RESIZE_SINCE),
+        ("[sources in mounted images](../user/image-sources.md)", IMAGE_VOLUMES_SINCE),
     ):
         first = f"from {since[0]}.{since[1]}"
         yield (

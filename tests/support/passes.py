@@ -19,7 +19,7 @@ from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
-from triton_pipelines.controllers.pipeline.reconciler import RESOURCE_OF_KIND
+from triton_pipelines.controllers.pipeline.child_writer import RESOURCE_OF_KIND
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 
 
@@ -79,7 +79,7 @@ class Recording(Client):
         self.world.children.pop((resource.kind, name), None)
         return True
 
-    async def create(self, obj: Object) -> Object:
+    async def create(self, obj: Object, **_: Any) -> Object:
         self.posted.append(obj["reason"])
         return obj
 

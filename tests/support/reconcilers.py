@@ -54,7 +54,7 @@ class AcceptingClient(Client):
                 return item
         raise NotFound(404, "NotFound", name)
 
-    async def create(self, obj: Object) -> Object:
+    async def create(self, obj: Object, **_: Any) -> Object:
         self.events.append(obj)
         return obj
 

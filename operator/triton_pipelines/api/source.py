@@ -10,7 +10,10 @@ from pydantic import Field
 from .base import ApiModel, DataKey, FieldRule, ObjectName
 
 # Schemes of a source's URI. The order is part of URI_PATTERN, and thus of the CRD.
-SCHEMES = ("hf", "s3", "gs", "az", "https", "oci", "pvc", "configmap")
+SCHEMES = ("hf", "s3", "gs", "az", "https", "oci", "image", "pvc", "configmap")
+# Schemes of sources that the pod mounts. The loader fetches the others.
+IMAGE_SCHEME = "image"
+MOUNTED_SCHEMES = (IMAGE_SCHEME, "pvc", "configmap")
 PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -22,7 +25,12 @@ _CLAIM = "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$"
 _AZURE = "^az://[^/]+/[^/]+(/.*)?$"
 _TAG = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _DIGEST = "sha256:[0-9a-f]{64}"
-_OCI = f"^oci://[^/@]+(/[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*)+(:{_TAG})?(@{_DIGEST})?$"
+_REPOSITORY = f"[^/@]+(/[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*)+(:{_TAG})?"
+_OCI = f"^oci://{_REPOSITORY}(@{_DIGEST})?$"
+# Location of an image source. The CRD has no rule for it: each rule is repeated for every source.
+IMAGE_PATTERN = f"^{_REPOSITORY}@{_DIGEST}$"
+# Digits of an image's digest in the names of its volume and mount.
+_FOLDER_DIGITS = 16
 # Allowed values of `revision` for a registry's source.
 OCI_REFERENCE_PATTERN = f"^({_TAG}|{_DIGEST})$"
 URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
@@ -54,6 +62,12 @@ class CertificateReference(ApiModel):
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
 
 
+def image_folder(address: str) -> str | None:
+    """Return the name of the folder at which an image is mounted; ``None`` without a digest."""
+    digest = address.partition("@sha256:")[2]
+    return digest[:_FOLDER_DIGITS] or None
+
+
 def _scheme(source: SourceSpec) -> str:
     return source.uri.split("://", 1)[0]
 
@@ -68,8 +82,8 @@ class SourceSpec(ApiModel):
             pattern=URI_PATTERN,
             description=(
                 "hf://org/name, s3://bucket/key, gs://bucket/key, az://account/container/key,"
-                " https://host/file, oci://registry/repository, pvc://claim/path or"
-                " configmap://name/key."
+                " https://host/file, oci://registry/repository,"
+                " image://registry/repository@digest, pvc://claim/path or configmap://name/key."
             ),
         ),
     ]
@@ -160,14 +174,14 @@ class SourceSpec(ApiModel):
             ),
         ),
         FieldRule(
-            cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
+            cel=f"!self.uri.startsWith('configmap:') || self.uri.matches('{_CONFIGMAP}')",
             message="must have the form configmap://NAME/KEY, with a lowercase name",
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
         ),
         FieldRule(
             cel=(
-                f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') &&"
+                f"!self.uri.startsWith('pvc:') || self.uri.matches('{_CLAIM}') &&"
                 " !self.uri.contains('..')"
             ),
             message="must have the form pvc://CLAIM/PATH, with a lowercase claim name and no '..'",
@@ -175,13 +189,13 @@ class SourceSpec(ApiModel):
             field="uri",
         ),
         FieldRule(
-            cel=f"!self.uri.startsWith('az://') || self.uri.matches('{_AZURE}')",
+            cel=f"!self.uri.startsWith('az:') || self.uri.matches('{_AZURE}')",
             message="must have the form az://ACCOUNT/CONTAINER/KEY",
             holds=lambda s: _scheme(s) != "az" or _matches(_AZURE, s.uri),
             field="uri",
         ),
         FieldRule(
-            cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
+            cel=f"!self.uri.startsWith('oci:') || self.uri.matches('{_OCI}')",
             message=(
                 "must have the form oci://REGISTRY/REPOSITORY:TAG or …@sha256:DIGEST (64 hex"
                 " digits), with a lowercase repository"

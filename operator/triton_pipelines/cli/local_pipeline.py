@@ -300,6 +300,7 @@ def prepare_model_repository(
         ca=mounts / "ca",
         configmaps=mounts / "configmaps",
         claims=mounts / "claims",
+        images=mounts / "images",
         termination=None,
         source_map=rules,
     )

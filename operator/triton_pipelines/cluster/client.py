@@ -316,7 +316,7 @@ class Client:
             repeatable=True,
         )
 
-    async def create(self, obj: Object) -> Object:
+    async def create(self, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object (POST).
 
         Never repeated once the request may have reached the server, except after a 429, which was
@@ -328,7 +328,13 @@ class Client:
         resource = resource_of(obj)
         namespace = (obj.get("metadata") or {}).get("namespace")
         return await self._send(
-            "create", "POST", resource, resource.path(namespace), body=obj, repeatable=False
+            "create",
+            "POST",
+            resource,
+            resource.path(namespace),
+            query={"dryRun": "All"} if dry_run else None,
+            body=obj,
+            repeatable=False,
         )
 
     async def delete(

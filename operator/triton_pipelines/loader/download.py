@@ -123,6 +123,8 @@ class Downloader:
         before = part.size() if resumable else 0
         try:
             with job.source.open(job.name, offset=offset, validator=validator) as body:
+                if body.link is not None:
+                    return self._link(body, body.link, job)
                 if (done := part.finished(body)) is not None:
                     self._log.info("%s: complete since an earlier attempt", job.what)
                     if job.meter is not None:
@@ -148,6 +150,19 @@ class Downloader:
             if error.errno in FULL_VOLUME_ERRORS:
                 raise NoSpaceError(None, free_bytes(job.target.parent), job.what) from error
             raise
+
+    def _link(self, body: FileBody, file: Path, job: DownloadJob) -> DownloadedFile:
+        """Read the file once for its digest, and link it."""
+        digest, size = hashlib.sha256(), 0
+        for chunk in body.chunks:
+            digest.update(chunk)
+            size += len(chunk)
+        job.target.unlink(missing_ok=True)
+        job.target.symlink_to(file)
+        self._log.info("%s: %s linked", job.what, format_bytes(size))
+        if job.meter is not None:
+            job.meter(size, size).finish()
+        return DownloadedFile(job.target, digest.hexdigest(), size, None, resumed=False)
 
     def _through_cache(
         self,

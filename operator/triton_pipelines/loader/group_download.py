@@ -125,7 +125,7 @@ class GroupDownloader:
             for key, name, path in requests
             if key not in found
         ]
-        if total is not None and group is not None:
+        if total is not None and group is not None and not stage.source.is_linked:
             self._check_space(stage, total - sum(file.size for file in found.values()))
         found |= self._fetch_together(jobs)
         if group is not None:

@@ -41,6 +41,8 @@ class LoadOptions:
     """Mounted ConfigMaps that are sources."""
     claims: Path = Path(names.PATH_CLAIMS)
     """Mounted claims that are sources."""
+    images: Path = Path(names.PATH_IMAGES)
+    """Mounted images that are sources, by the first digits of their digest."""
     termination: Path | None = TERMINATION_LOG
     """File of the report; ``None`` writes none."""
     source_map: SourceMap = field(default_factory=SourceMap)
@@ -100,6 +102,7 @@ _PATHS: Final = {
     "ca": "Mounted CA bundles, one directory per source.",
     "configmaps": "Mounted ConfigMaps that are sources.",
     "claims": "Mounted PersistentVolumeClaims that are sources.",
+    "images": "Mounted images that are sources.",
     "termination": "File for the load report.",
 }
 """Options that are fields of :class:`LoadOptions` and paths, and their descriptions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -21,11 +22,14 @@ _COUNT: Final = re.compile(r"(\binstance_group\b[^#]*?\bcount\s*:\s*)(\d+)", re.
 def below(root: Path, path: str) -> Path:
     """Return ``root / path``.
 
+    The file itself may be a link: the loader links files of mounted images.
+
     Raises:
-        LoaderError: the path, or a link in it, leaves ``root``.
+        LoaderError: the path, or a folder in it that is a link, leaves ``root``.
     """
-    target = root / path
-    if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
+    target, top = root / path, root.resolve()
+    place = Path(os.path.normpath(target.parent.resolve() / target.name))
+    if not place.is_relative_to(top) or place == top:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
             (f"the load plan contains {path!r}, which is outside the model repository"),

@@ -86,7 +86,13 @@ class RevisionLoader:
         fetcher = Fetcher(
             options.models,
             options.state,
-            Folders(options.credentials, options.ca, options.configmaps, options.claims),
+            Folders(
+                options.credentials,
+                options.ca,
+                options.configmaps,
+                options.claims,
+                options.images,
+            ),
             options.source_map,
             Retrier(self._log, options.retry),
             self._redact,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from triton_pipelines.loader.listing import SourceListing
@@ -33,6 +34,8 @@ class FileBody:
     """SHA-256 of the file according to the source, if it says one."""
     git_blob: str | None = None
     """Git's object name of the file according to the source, if it says one."""
+    link: Path | None = None
+    """The file itself, if it is linked instead of copied."""
 
 
 class Source(Protocol):

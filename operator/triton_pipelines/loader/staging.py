@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -50,8 +52,11 @@ class Stager:
             case FetchKind.TOKENIZER:
                 return self._tokenizer(stage)
             case FetchKind.FILE:
-                return self._file(stage)
-        return self._tree(stage)
+                found = self._file(stage)
+            case _:
+                found = self._tree(stage)
+        _copy_external_data(found.files)
+        return found
 
     def _unpack(self, stage: StagingRequest) -> None:
         """Fetch and unpack the archives of a registry's image; other sources have none."""
@@ -244,6 +249,26 @@ class Stager:
                         missing=True,
                     ) from error
         return parts
+
+
+def _copy_external_data(files: Mapping[str, tuple[Path, str]]) -> None:
+    """Replace links to ONNX files with external data, and to the data, by copies.
+
+    ONNX Runtime 1.24 rejects external data whose real path is outside the model's folder.
+    """
+    for target, (path, _) in files.items():
+        if not (target.endswith(".onnx") and path.is_symlink()):
+            continue
+        try:
+            names = read_onnx(path).side_files
+        except ValueError:  # The check of the model reports it.
+            continue
+        sides = (files.get(str(PurePosixPath(target).parent / name)) for name in names)
+        for linked in (path, *(side[0] for side in sides if side is not None)) if names else ():
+            if linked.is_symlink():
+                temporary = linked.with_name(f".{linked.name}.tmp")
+                shutil.copyfile(linked, temporary)
+                temporary.replace(linked)
 
 
 def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:

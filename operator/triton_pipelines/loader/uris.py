@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, SCHEMES
+from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, SCHEMES, image_folder
 from triton_pipelines.loader.errors import SourceError
 
 MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
@@ -223,6 +223,21 @@ def parse_registry(uri: str) -> RegistryUri:
             " oci://registry/repository:tag or …@sha256: and 64 hex digits"
         )
     return RegistryUri(registry, name, reference or None)
+
+
+def parse_image(uri: str) -> str:
+    """Return the folder at which the image of an ``image://`` URI is mounted.
+
+    Raises:
+        SourceError: the URI has no digest.
+    """
+    parse_registry(uri)
+    folder = image_folder(uri)
+    if folder is None:
+        raise SourceError(
+            "the URI has no digest; use image://registry/repository@sha256:DIGEST"
+        )
+    return folder
 
 
 def is_reference(text: str) -> bool:

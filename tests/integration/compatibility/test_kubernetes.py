@@ -15,7 +15,7 @@ import yaml
 
 from e2e.local import api, binaries
 from hack import chart
-from hack.compatibility import DEVICE_CLAIMS_SINCE, RESIZE_SINCE, minor
+from hack.compatibility import DEVICE_CLAIMS_SINCE, IMAGE_VOLUMES_SINCE, RESIZE_SINCE, minor
 from tests.corpus import Sample, bad, good
 from tests.support.causes import causes_of
 from tests.support.controlplane import ControlPlane
@@ -40,6 +40,8 @@ SAMPLE = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_te
 NAME = SAMPLE["metadata"]["name"]
 DEVICE_CLAIMS = "mig-dra"
 """The golden file with a ResourceClaim of Dynamic Resource Allocation."""
+IMAGE_SOURCE = "image-source"
+"""The golden file and the resource with an image volume."""
 
 
 @pytest.fixture(
@@ -138,10 +140,10 @@ def rendered(case: str) -> Iterator[dict[str, Any]]:
 
 
 def test_every_rendered_object_is_accepted(connection: httpx.Client, version: str) -> None:
-    claims = minor(version) >= DEVICE_CLAIMS_SINCE
-    assert DEVICE_CLAIMS in CASES
+    needed = {DEVICE_CLAIMS: DEVICE_CLAIMS_SINCE, IMAGE_SOURCE: IMAGE_VOLUMES_SINCE}
+    assert set(needed) < set(CASES)
     for case in CASES:
-        if case == DEVICE_CLAIMS and not claims:
+        if minor(version) < needed.get(case, (0, 0)):
             continue
         for item in rendered(case):
             path = resource_of(item).path(NAMESPACE, item["metadata"]["name"])
@@ -202,6 +204,34 @@ def test_the_operator_creates_scales_and_leaves_a_pipeline(
     assert read(pipeline) == {}, "a finalizer keeps the pipeline"
     assert operator.refused() == set()
     assert "Traceback" not in operator.log.read_text()
+
+
+def test_an_image_source_needs_image_volumes(
+    operator: InstalledOperator, connection: httpx.Client, version: str
+) -> None:
+    (sample,) = (sample.document for sample in good() if sample.name == IMAGE_SOURCE)
+    pipeline = INFERENCE_PIPELINES.path(NAMESPACE, IMAGE_SOURCE)
+    deployment = DEPLOYMENTS.path(NAMESPACE, IMAGE_SOURCE)
+    api.apply(connection, pipeline, sample)
+
+    def ready() -> dict[str, Any]:
+        answer = connection.get(pipeline).json()
+        found = {one["type"]: one for one in answer.get("status", {}).get("conditions", ())}
+        return dict(found.get("Ready", {}))
+
+    api.wait_for("the status", lambda: ready().get("reason"), DEADLINE_SECONDS)
+    if minor(version) >= IMAGE_VOLUMES_SINCE:
+        api.wait_for(
+            "the Deployment",
+            lambda: connection.get(deployment).status_code == 200,
+            DEADLINE_SECONDS,
+        )
+        assert ready()["reason"] == "Progressing"
+    else:
+        api.wait_for("the rejection", lambda: ready()["reason"] == "InvalidSpec", DEADLINE_SECONDS)
+        assert "use oci:// instead of image://" in ready()["message"]
+        assert connection.get(deployment).status_code == 404
+    connection.delete(pipeline).raise_for_status()
 
 
 def test_pods_can_be_resized_since_the_documented_version(

@@ -127,6 +127,7 @@ class Pod:
             "ca",
             "configmaps",
             "claims",
+            "images",
             "termination",
         )
         arguments = [f"--{name}={getattr(self.options, name)}" for name in names]
@@ -174,7 +175,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     """
     folders = {
         name: tmp_path / name
-        for name in ("revision", "live", "credentials", "ca", "configmaps", "claims")
+        for name in ("revision", "live", "credentials", "ca", "configmaps", "claims", "images")
     }
     for folder in folders.values():
         folder.mkdir()

@@ -28,7 +28,7 @@ from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SECRETS
 from triton_pipelines.cluster.store import Store, relist
 from triton_pipelines.cluster.watches import WATCHED, selector_of
-from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
+from triton_pipelines.controllers.pipeline.child_writer import CHILD_RESOURCES
 
 pytestmark = [
     pytest.mark.integration,

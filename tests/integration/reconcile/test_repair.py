@@ -35,7 +35,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.render import render
-from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
+from triton_pipelines.controllers.pipeline.child_writer import CHILD_RESOURCES
 
 pytestmark = [
     pytest.mark.integration,

@@ -14,7 +14,7 @@ from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import Forbidden, NamespaceTerminating
 from triton_pipelines.cluster.resources import CONFIG_MAPS, EVENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store, relist
-from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
+from triton_pipelines.controllers.pipeline.child_writer import CHILD_RESOURCES
 
 pytestmark = [
     pytest.mark.integration,

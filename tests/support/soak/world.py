@@ -49,7 +49,7 @@ from triton_pipelines.cluster.resources import (
     SECRETS,
     Resource,
 )
-from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
+from triton_pipelines.controllers.pipeline.child_writer import CHILD_RESOURCES
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import TritonError
 

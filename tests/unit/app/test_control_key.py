@@ -26,7 +26,7 @@ class Creates:
         self.error = error
         self.created: list[dict[str, Any]] = []
 
-    async def create(self, obj: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, obj: dict[str, Any], **_: Any) -> dict[str, Any]:
         self.created.append(obj)
         if self.error:
             raise self.error

@@ -45,7 +45,8 @@ class Reviewer:
     fails: bool = False
     asked: list[Object] = field(default_factory=list)
 
-    async def create(self, item: Object) -> Object:
+    async def create(self, obj: Object, **_: Any) -> Object:
+        item = obj
         self.asked.append(item)
         if self.fails:
             raise Unavailable(503, "ServiceUnavailable", "later")

@@ -58,7 +58,7 @@ class DenyingClient(AcceptingClient):
     async def apply(self, obj: Object, **_: Any) -> Object:
         raise Forbidden(403, "Forbidden", WORDS)
 
-    async def create(self, obj: Object) -> Object:
+    async def create(self, obj: Object, **_: Any) -> Object:
         is_review = obj["kind"] == "SelfSubjectAccessReview"
         return {"status": {"allowed": False}} if is_review else await super().create(obj)
 

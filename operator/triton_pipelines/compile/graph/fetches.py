@@ -32,7 +32,7 @@ def file_name_of(source: SourceSpec) -> str | None:
     scheme, _, rest = source.uri.partition("://")
     if scheme == "https":
         return unquote(urlsplit(source.uri).path).rsplit("/", 1)[-1] or None
-    if scheme == "oci":
+    if scheme in ("oci", "image"):
         return None
     parts = rest.partition("@")[0].split("/") if scheme == "hf" else rest.split("/")
     folder = {"hf": 2, "az": 2}.get(scheme, 1)

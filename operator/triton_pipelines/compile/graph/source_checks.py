@@ -10,7 +10,13 @@ from urllib.parse import unquote
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, ModelSource, SourceSpec
+from triton_pipelines.api.source import (
+    IMAGE_PATTERN,
+    MOUNTED_SCHEMES,
+    OCI_REFERENCE_PATTERN,
+    ModelSource,
+    SourceSpec,
+)
 
 from .defaults import ENGINE_FILE
 from .fetches import file_name_of, names_file
@@ -82,7 +88,7 @@ def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
             f"{source.path!r} must be a path inside the source without '..', '.', '//' or"
             " backslashes, for example onnx/model.onnx",
         )
-    if scheme in ("s3", "gs", "az", "oci", "https") and _climbs(rest):
+    if scheme in ("s3", "gs", "az", "oci", "image", "https") and _climbs(rest):
         yield _invalid(f"{path}.uri", "must not contain '..'; specify the resolved path")
     check = _SCHEME_CHECKS.get(scheme)
     if check is not None:
@@ -154,6 +160,28 @@ def _check_registry(source: SourceSpec, rest: str, path: str) -> Iterator[Findin
         )
 
 
+def _check_image(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
+    if re.match(IMAGE_PATTERN, rest) is None:
+        yield _invalid(
+            f"{path}.uri",
+            "must have the form image://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a"
+            " lowercase repository; the digest ensures that all nodes mount the same files",
+        )
+    given = {
+        "secretRef": (source.secret_ref, "name the Secret in spec.server.imagePullSecrets"),
+        "caRef": (source.ca_ref, "configure the CA in the container runtime of the nodes"),
+        "revision": (source.revision, "set the digest in uri"),
+    }
+    for name, (value, instead) in given.items():
+        if value is not None:
+            yield Finding(
+                f"{path}.{name}",
+                f"{name} is not allowed with image://, because the kubelet pulls the image; "
+                f"{instead}, and remove {name}",
+                code=FindingCode.FIELD_COMBINATION,
+            )
+
+
 def _revision_twice(path: str, in_uri: str, what: str) -> Finding:
     return Finding(
         f"{path}.revision",
@@ -168,6 +196,7 @@ _SCHEME_CHECKS: Mapping[str, Callable[[SourceSpec, str, str], Iterator[Finding]]
     "s3": _check_bucket,
     "gs": _check_bucket,
     "oci": _check_registry,
+    "image": _check_image,
 }
 
 
@@ -177,7 +206,7 @@ def pinned(source: SourceSpec) -> bool:
     It cannot if it is mounted, or named by revision or digest.
     """
     scheme, _, rest = source.uri.partition("://")
-    if scheme in ("pvc", "configmap"):
+    if scheme in MOUNTED_SCHEMES:
         return True
     return (
         source.revision is not None

@@ -24,6 +24,7 @@ from .pod_volumes import (
     claim_volumes,
     engine_mounts,
     engines_folder,
+    image_mounts,
     keeps_engines,
     mounted_source,
     pod_volumes,
@@ -161,7 +162,7 @@ def _loader_mounts(
         if scheme == "pvc" and name not in mounted:
             mounted.add(name)
             mounts.append(_read_only(claims[name], f"{names.PATH_CLAIMS}/{name}"))
-    return mounts
+    return mounts + image_mounts(graph, options)
 
 
 def _read_only(volume: str, path: str) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _triton(
             if cpu_range(pipeline, graph)
             else {}
         ),
-        "volumeMounts": _triton_mounts(pipeline, graph),
+        "volumeMounts": [*_triton_mounts(pipeline, graph), *image_mounts(graph, options)],
         **_triton_probes(graph),
         # Triton resets new connections from the moment of SIGTERM, so it must not be sent before
         # all clients know that the pod is gone.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.source import SourceSpec
+from triton_pipelines.api.source import IMAGE_SCHEME, SourceSpec, image_folder
 from triton_pipelines.api.tls import Tls, TlsMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.container_resources import sizes
@@ -16,6 +16,7 @@ from triton_pipelines.compile.graph.options import Options
 
 # Triton's backends and the operator's files write very little there.
 TMP_LIMIT = "4Gi"
+_IMAGE_PREFIX = "image-"
 KNOWN_BACKENDS = frozenset(
     {"onnxruntime", "tensorrt", "pytorch", "python", names.NATIVE_TOKENIZER_BACKEND}
 )
@@ -79,11 +80,55 @@ def mounted_source(options: Options, source: SourceSpec) -> tuple[str, str]:
 
     A source map may redirect a source to a claim.
     """
+    scheme, rest = _mapped(options, source)
+    return scheme, rest.split("/", 1)[0]
+
+
+def image_volumes(graph: Graph, options: Options) -> dict[str, str]:
+    """Return the image of each image volume, by the name of the volume.
+
+    Sources with the same digest share a volume.
+    """
+    return {
+        f"{_IMAGE_PREFIX}{folder}": rest
+        for item in graph.fetches
+        for scheme, rest in (_mapped(options, item.source),)
+        if scheme == IMAGE_SCHEME and (folder := image_folder(rest)) is not None
+    }
+
+
+def image_mounts(graph: Graph, options: Options) -> list[dict[str, Any]]:
+    """Return the mounts of the image volumes, which are the same in the loader and in Triton.
+
+    The loader links the files of an image, and Triton follows the links.
+    """
+    return [
+        {
+            "name": volume,
+            "mountPath": f"{names.PATH_IMAGES}/{volume.removeprefix(_IMAGE_PREFIX)}",
+            "readOnly": True,
+        }
+        for volume in image_volumes(graph, options)
+    ]
+
+
+def image_fields(graph: Graph, options: Options) -> list[str]:
+    """Return the fields of the sources that are mounted as image volumes, each once."""
+    fields = (
+        item.path
+        for item in graph.fetches
+        if mounted_source(options, item.source)[0] == IMAGE_SCHEME
+    )
+    return list(dict.fromkeys(fields))
+
+
+def _mapped(options: Options, source: SourceSpec) -> tuple[str, str]:
+    """Return the scheme and the rest of the location from which a source is fetched."""
     prefix, _, target = (_winner(options.source_map, source.uri) or "").partition("=")
     scheme, _, rest = source.uri.partition("://")
     if target and not (scheme in ("hf", "s3") and target.startswith(("http://", "https://"))):
         scheme, _, rest = (target + source.uri[len(prefix) :]).partition("://")
-    return scheme, rest.split("/", 1)[0]
+    return scheme, rest
 
 
 def engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
@@ -192,4 +237,9 @@ def pod_volumes(
         # The loader only reads these claims; it writes to the cache.
         read_only = {} if volume == names.VOLUME_CACHE else {"readOnly": True}
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}})
+    volumes += [
+        # The reference contains a digest, so an image on the node is the right one.
+        {"name": volume, "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+        for volume, reference in image_volumes(graph, options).items()
+    ]
     return volumes

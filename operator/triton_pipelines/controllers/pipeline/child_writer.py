@@ -21,10 +21,14 @@ from triton_pipelines.cluster.errors import (
 )
 from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
     DEPLOYMENTS,
     JOBS,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
     PODS,
     SECRETS,
+    SERVICES,
     Resource,
     resource_of,
 )
@@ -36,6 +40,15 @@ from .actions import Resize
 from .owner_references import FormerChild, NameTaken, UnsafeTemplate, check_owner
 from .snapshot import Object
 
+CHILD_RESOURCES: tuple[Resource, ...] = (
+    DEPLOYMENTS,
+    CONFIG_MAPS,
+    SERVICES,
+    NETWORK_POLICIES,
+    POD_DISRUPTION_BUDGETS,
+    JOBS,
+)
+RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
 # Kinds of objects that no other object of a pipeline needs to exist before or after.
 _UNORDERED_KINDS: Final = frozenset({"Service", "NetworkPolicy", "PodDisruptionBudget"})
 # Errors by which the API server rejects an object for good.

@@ -183,13 +183,25 @@ def _image(pod: Pod) -> Problem | None:
         status = pod.container(name)
         waiting = _waiting(status)
         if waiting.get("reason") in IMAGE_REASONS:
+            sources = _image_sources(pod)
+            what = f"image {status.get('image')}" + (
+                f" or a source ({', '.join(sources)})" if sources else ""
+            )
             return Problem(
                 Reason.IMAGE_UNAVAILABLE,
-                f"pod {pod.name}: image {status.get('image')} of container {name} cannot be pulled"
+                f"pod {pod.name}: {what} of container {name} cannot be pulled"
                 f" ({waiting['reason']}): {waiting.get('message', '')}",
                 pod.name,
             )
     return None
+
+
+def _image_sources(pod: Pod) -> list[str]:
+    """Return the URIs of the sources that the kubelet pulls: it reports no failure by volume."""
+    volumes = (pod.raw.get("spec") or {}).get("volumes") or ()
+    return [
+        f"image://{volume['image'].get('reference')}" for volume in volumes if volume.get("image")
+    ]
 
 
 def config_missing(pod: Pod, name: str = "") -> bool:

@@ -1,7 +1,7 @@
 """Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
 
 I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer``,
-``config_map_sources`` and ``tls_secret`` only.
+``config_map_sources``, ``tls_secret`` and ``image_volumes`` only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,9 @@ from triton_pipelines.cluster.errors import (
 )
 from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import (
-    CONFIG_MAPS,
-    DEPLOYMENTS,
     INFERENCE_PIPELINES,
-    JOBS,
-    NETWORK_POLICIES,
     NODES,
-    POD_DISRUPTION_BUDGETS,
     PODS,
-    SECRETS,
-    SERVICES,
-    Resource,
 )
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key, Result
@@ -47,11 +39,12 @@ from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .background_compiler import BackgroundCompiler
 from .chain import Context
-from .child_writer import REJECTIONS, ChildWriter
+from .child_writer import CHILD_RESOURCES, REJECTIONS, RESOURCE_OF_KIND, ChildWriter
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import may_roll, rolling_pipelines
 from .effective_spec import Resolver
+from .image_volumes import ImageVolumes
 from .owner_references import FormerChild
 from .planner import plan
 from .pod_observer import PodObserver
@@ -65,15 +58,6 @@ from .status_writer import StatusRejected, StatusWriter
 from .tls_secret import TlsSecrets
 from .tls_trust import NO_TLS, tls_trust
 
-CHILD_RESOURCES: tuple[Resource, ...] = (
-    DEPLOYMENTS,
-    CONFIG_MAPS,
-    SERVICES,
-    NETWORK_POLICIES,
-    POD_DISRUPTION_BUDGETS,
-    JOBS,
-)
-RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
 # How often (seconds) the content of ConfigMap sources is compared while they are not watched: they
 # do not have our label.
 SOURCE_POLL_SECONDS = 60.0
@@ -113,6 +97,7 @@ class Reconciler:
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
     _tls: TlsSecrets = field(init=False)
+    _images: ImageVolumes = field(init=False)
     _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment or preflight is being applied right now."""
@@ -128,6 +113,7 @@ class Reconciler:
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
         self._tls = TlsSecrets(self.client)
+        self._images = ImageVolumes(self.client, self.options)
         self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue, self.release)
         self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
@@ -170,6 +156,7 @@ class Reconciler:
         snapshot = await self._observe(key, raw, spec.sources)
         snapshot = await self._tls.observe(key, spec.pipeline, snapshot, self.clock())
         compiled = await self._compiler.compile(key, spec, snapshot)
+        snapshot = await self._images.observe(compiled, snapshot, self.clock())
         await self._compiler.compile_last_good(key, snapshot, compiled)
         acted = self.resolver.effective_spec(snapshot, compiled)
         snapshot, probe_after = await self._probe(key, snapshot, acted)
@@ -190,7 +177,7 @@ class Reconciler:
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         # What the caches do not show has to be read again soon.
-        poll_after = SOURCE_POLL_SECONDS if spec.sources else None
+        poll_after = SOURCE_POLL_SECONDS if spec.sources or snapshot.image_problem else None
         tls_after = self._tls.recheck_after(key, self.clock())
         known_after = soonest(tls_after, poll_after, correct_after)
         rest = (known_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)

@@ -183,6 +183,9 @@ class Snapshot:
     Secret cannot be used."""
     certificate_problem: str = field(default="", kw_only=True)
     """Why that Secret cannot be used; empty if it can, and without TLS."""
+    image_problem: str = field(default="", kw_only=True)
+    """Why the API server cannot mount the current spec's image sources; empty if it can, and
+    without such sources."""
     deployed_certificate: ServerCertificate | None = field(default=None, kw_only=True)
     """The same of the Secret that pods of the deployed revision mount. It is another Secret while
     the current spec cannot be acted on, during its preflight, and after a rollback."""
@@ -190,7 +193,7 @@ class Snapshot:
     @property
     def is_spec_blocked(self) -> bool:
         """Whether something that the spec names cannot be used."""
-        return bool(self.missing_sources or self.certificate_problem)
+        return bool(self.missing_sources or self.certificate_problem or self.image_problem)
 
     @property
     def last_good_document(self) -> str:

@@ -33,6 +33,8 @@ class Folders:
     """ConfigMaps, one folder per source."""
     claims: Path
     """Claims by name."""
+    images: Path
+    """Images by the first digits of their digest."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class OpenedSource:
     """The one file that it names; ``None`` for a folder with a tokenizer."""
     location: uris.SourceLocation
     """Where it is."""
+    is_linked: bool = False
+    """Whether its files are linked into the repository instead of copied."""
     place: str | None = None
     """Of a model or folder: what URI and path name below the source's own folder."""
 
@@ -107,6 +111,8 @@ def open_source(
             return _registry(item, location, access)
         case "https" | "http":
             return _web(item, location, access)
+        case "image":
+            return _image(item, location, access.folders.images)
         case scheme:
             return _folder(item, location, access.folders, scheme)
 
@@ -142,7 +148,8 @@ def _hub(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -
         token=access.credentials.token,
         context=access.credentials.ssl_context(),
     )
-    return OpenedSource(source, file, location, _place(item, uri.path) if _is_tree(item) else None)
+    place = _place(item, uri.path) if _is_tree(item) else None
+    return OpenedSource(source, file, location, place=place)
 
 
 def _bucket(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
@@ -185,7 +192,7 @@ def _bucket(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess
         version=None if version is None or '"' in version else version,
         ambient=not item.credentials,
     )
-    return OpenedSource(source, file, location, place)
+    return OpenedSource(source, file, location, place=place)
 
 
 def _registry(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
@@ -206,7 +213,8 @@ def _registry(item: PlanFetch, location: uris.SourceLocation, access: SourceAcce
         workspace=access.workspace,
     )
     _, file = requested_file(item, "", True)
-    return OpenedSource(source, file, location, (item.path or "") if _is_tree(item) else None)
+    place = (item.path or "") if _is_tree(item) else None
+    return OpenedSource(source, file, location, place=place)
 
 
 def _web(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
@@ -223,7 +231,23 @@ def _web(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -
     exact: Mapping[str, str] = {} if is_folder or file is None else {file: url}
     source = WebSource(access.client, base, access.credentials.headers(user), exact)
     place = (item.path or ("" if is_folder else file)) if _is_tree(item) else None
-    return OpenedSource(source, file, location, place)
+    return OpenedSource(source, file, location, place=place)
+
+
+def _image(item: PlanFetch, location: uris.SourceLocation, images: Path) -> OpenedSource:
+    fence = images / uris.parse_image(location.uri)
+    if not fence.is_dir():
+        raise SourceError(
+            f"the image is not mounted at {fence}; outside a pod, use --source-map "
+            "image://=oci:// to download the image",
+            retryable=True,
+        )
+    place = (item.path or "") if _is_tree(item) else None
+    folder, (_, file) = fence, requested_file(item, "", True)
+    if item.kind is FetchKind.TOKENIZER and item.path and (fence / item.path).is_dir():
+        folder, file = fence / item.path, None
+    source = FolderSource(folder, fence, "check the path in the image", is_linked=True)
+    return OpenedSource(source, file, location, is_linked=True, place=place)
 
 
 def _folder(
@@ -248,7 +272,8 @@ def _folder(
     if fence is not None and not fence.is_dir():
         raise SourceError(f"the source is not mounted at {fence}", retryable=True)
     if _is_tree(item):
-        return OpenedSource(FolderSource(root, fence, missing), None, location, _place(item, below))
+        source = FolderSource(root, fence, missing)
+        return OpenedSource(source, None, location, place=_place(item, below))
     path = root / below
     is_folder, file = requested_file(item, path.name, path.is_dir())
     return OpenedSource(

@@ -16,15 +16,20 @@ from triton_pipelines.loader.source import FileBody
 class FolderSource:
     """Files below a folder."""
 
-    def __init__(self, folder: Path, fence: Path | None, missing: str) -> None:
+    def __init__(
+        self, folder: Path, fence: Path | None, missing: str, *, is_linked: bool = False
+    ) -> None:
         """Create the source.
 
         Args:
             folder: the folder.
             fence: the mount that no symbolic link may leave; ``None`` allows any link.
             missing: advice for a file that does not exist.
+            is_linked: whether files are linked, because Triton mounts the same folder and nothing
+                changes it.
         """
         self._folder, self._fence, self._missing = folder, fence, missing
+        self._is_linked = is_linked
 
     def resolve(self) -> str | None:
         """Return ``None``: a folder has no revision; the digests of its files stand for it."""
@@ -120,4 +125,10 @@ class FolderSource:
                         f"{name} cannot be read: {error.strerror}", retryable=True
                     ) from error
 
-            yield FileBody(chunks(), offset=start, size=status.st_size, validator=current)
+            yield FileBody(
+                chunks(),
+                offset=start,
+                size=status.st_size,
+                validator=current,
+                link=path.resolve() if self._is_linked else None,
+            )

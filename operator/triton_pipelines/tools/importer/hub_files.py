@@ -92,7 +92,7 @@ class HubFiles:
             revision=parsed.revision,
             field="spec.source",
         )
-        folders = Folders(workspace, workspace, workspace, workspace)
+        folders = Folders(workspace, workspace, workspace, workspace, workspace)
         opened = open_source(
             item,
             located,

@@ -16,7 +16,7 @@ def located(prefix: str, place: str) -> dict[str, Any]:
         prefix: address of the repository.
         place: path below it; a folder if it is empty or ends with ``/``.
 
-    Hub repositories (hf) and images (oci) have the whole as URI, and the place as ``path``.
+    Hub repositories (hf) and images (oci, image) have the whole as URI, and the place as ``path``.
     """
     scheme, _, rest = prefix.partition("://")
     if scheme == "hf":
@@ -27,6 +27,6 @@ def located(prefix: str, place: str) -> dict[str, Any]:
             source["revision"] = revision
         path = "/".join([*parts[2:], place]).strip("/")
         return {**source, "path": path} if path else source
-    if scheme == "oci":
+    if scheme in ("oci", "image"):
         return {"uri": prefix, "path": place.strip("/")} if place.strip("/") else {"uri": prefix}
     return {"uri": f"{prefix.rstrip('/')}/{place}"}

@@ -70,6 +70,10 @@ def decide(
 
 def _blocked_status(snapshot: Snapshot, now: dt.datetime) -> dict[str, Any]:
     """Return the status while something that the spec names cannot be used."""
+    if snapshot.image_problem:
+        # Waiting does not help: the spec or the cluster has to change.
+        text = snapshot.image_problem
+        return stalled(snapshot, Reason.SOURCE_UNAVAILABLE, text, now, final=True)
     if snapshot.missing_sources:
         text = "; ".join(snapshot.missing_sources.values())
         return stalled(snapshot, Reason.SOURCE_UNAVAILABLE, text, now)
