@@ -89,7 +89,7 @@ def kubernetes() -> Iterator[tuple[str, ...]]:
             DEVICE_CLAIMS_SINCE,
         ),
         ("[in-place CPU resize](../user/cpu-resize.md)", RESIZE_SINCE),
-        ("[sources in mounted images](../user/image-sources.md)", IMAGE_VOLUMES_SINCE),
+        ("[sources in image volumes](../user/sources.md#image-volumes)", IMAGE_VOLUMES_SINCE),
     ):
         first = f"from {since[0]}.{since[1]}"
         yield (

@@ -18,8 +18,8 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.child_writer import RESOURCE_OF_KIND
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 
 

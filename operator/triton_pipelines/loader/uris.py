@@ -234,9 +234,7 @@ def parse_image(uri: str) -> str:
     parse_registry(uri)
     folder = image_folder(uri)
     if folder is None:
-        raise SourceError(
-            "the URI has no digest; use image://registry/repository@sha256:DIGEST"
-        )
+        raise SourceError("the URI has no digest; use image://registry/repository@sha256:DIGEST")
     return folder
 
 

@@ -12,12 +12,11 @@ import pytest
 
 from tests.support import builders
 from tests.support.messages import Messages
-from tests.support.passes import cached, good
+from tests.support.passes import cached, good, seen
 from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of
 from tests.support.worlds import START, World
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import ClusterError, Forbidden, Invalid
-from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.pipeline.image_volumes import RECHECK_SECONDS
 
@@ -62,9 +61,9 @@ def fails(error: ClusterError) -> Behavior:
 class ImageClient(AcceptingClient):
     """A fake API server whose support for image volumes the test chooses."""
 
-    def __init__(self, behave: Behavior) -> None:
+    def __init__(self, behave: Behavior, pipeline: Object) -> None:
         super().__init__()
-        self.behave = behave
+        self.behave, self.pipeline = behave, pipeline
         self.users: list[str] = []
         self.dry_runs: list[Object] = []
         self.applied: list[Object] = []
@@ -76,6 +75,10 @@ class ImageClient(AcceptingClient):
     async def apply(self, obj: Object, *, dry_run: bool = False, **_: Any) -> Object:
         (self.dry_runs if dry_run else self.applied).append(obj)
         return self.behave(obj) if obj["kind"] == "Deployment" else obj
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        await super().apply_status(obj)
+        return {**self.pipeline, "status": obj["status"]}
 
     async def create(self, obj: Object, *, dry_run: bool = False, **_: Any) -> Object:
         if not dry_run:
@@ -94,14 +97,16 @@ class Cluster:
         self, behave: Behavior, world: World | None = None, options: Options | None = None
     ) -> None:
         self.world = world or World(builders.document(model=IMAGE))
-        self.client = ImageClient(behave)
+        self.client = ImageClient(behave, seen(self.world.document))
+        self.client.replica_sets = self.world.replica_sets
         self.now = START
         self.reconciler = reconciler_of(
-            self.client, self.store(), prober=good, clock=lambda: self.now, options=options
+            self.client,
+            cached(self.world),
+            prober=good,
+            clock=lambda: self.now,
+            options=options,
         )
-
-    def store(self) -> Store:
-        return cached(self.world)
 
     async def reconcile(self) -> dict[str, tuple[str, str, str]]:
         """Run an iteration; return status, reason and message of the conditions by type."""
@@ -117,9 +122,7 @@ async def test_the_server_is_asked_once_if_it_has_image_volumes() -> None:
     found = await cluster.reconcile()
     assert "Stalled" not in found
     (deployment,) = cluster.client.deployments()
-    (volume,) = (
-        one for one in deployment["spec"]["template"]["spec"]["volumes"] if "image" in one
-    )
+    (volume,) = (one for one in deployment["spec"]["template"]["spec"]["volumes"] if "image" in one)
     assert volume["image"]["reference"].endswith(f"sst2@sha256:{DIGEST}")
     assert len(cluster.client.dry_runs) == 1
     cluster.now += LATER
