@@ -84,7 +84,16 @@ def mounted_source(options: Options, source: SourceSpec) -> tuple[str, str]:
     return scheme, rest.split("/", 1)[0]
 
 
-def image_volumes(graph: Graph, options: Options) -> dict[str, str]:
+def image_volumes(graph: Graph, options: Options) -> list[dict[str, Any]]:
+    """Return the volumes of images that are sources."""
+    return [
+        # The reference contains a digest, so an image on the node is the right one.
+        {"name": volume, "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+        for volume, reference in _images(graph, options).items()
+    ]
+
+
+def _images(graph: Graph, options: Options) -> dict[str, str]:
     """Return the image of each image volume, by the name of the volume.
 
     Sources with the same digest share a volume.
@@ -108,7 +117,7 @@ def image_mounts(graph: Graph, options: Options) -> list[dict[str, Any]]:
             "mountPath": f"{names.PATH_IMAGES}/{volume.removeprefix(_IMAGE_PREFIX)}",
             "readOnly": True,
         }
-        for volume in image_volumes(graph, options)
+        for volume in _images(graph, options)
     ]
 
 
@@ -237,9 +246,4 @@ def pod_volumes(
         # The loader only reads these claims; it writes to the cache.
         read_only = {} if volume == names.VOLUME_CACHE else {"readOnly": True}
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}})
-    volumes += [
-        # The reference contains a digest, so an image on the node is the right one.
-        {"name": volume, "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
-        for volume, reference in image_volumes(graph, options).items()
-    ]
-    return volumes
+    return volumes + image_volumes(graph, options)

@@ -74,14 +74,14 @@ class ImageVolumes:
             pipeline = compiled.pipeline
             account = acting_account(pipeline.spec.service_account_name, self.options)
             writer = Writer.of(self.client, pipeline.namespace, account)
-            answer = await _ask(writer.client, compiled, self.options.loader_image)
+            answer = await _probe(writer.client, compiled, self.options.loader_image)
             if answer is not None:
                 self._answer, self._answered = answer, now
         # Without an answer, the API server rejects the Deployment itself, and says why.
         return self._answer is not False
 
 
-async def _ask(client: Client, compiled: CompiledPipeline, image: str) -> bool | None:
+async def _probe(client: Client, compiled: CompiledPipeline, image: str) -> bool | None:
     """Return whether the API server keeps image volumes, by a dry run of the Deployment.
 
     ``None`` if something else in the Deployment, or a policy, keeps it from answering.
