@@ -95,7 +95,9 @@ class Writer:
             reason = await self._denial(resource, name, subresource)
             if reason is None:
                 raise
-            raise PermissionDenied(f"{resource.kind} {name} was not written: {reason}") from error
+            raise PermissionDenied(
+                f"{resource.kind} {name} was not written (403 Forbidden): {reason}"
+            ) from error
 
     async def _denial(self, resource: Resource, name: str, subresource: str) -> str | None:
         """Return which permission is missing, and the remedy.

@@ -228,7 +228,11 @@ class Transport:
             ) from error
         except aiohttp.ClientConnectorError as error:
             code = "ConnectFailed"
-            raise Unavailable(0, code, f"{method} {target}: cannot connect: {error}") from error
+            # aiohttp writes "Cannot connect to host …".
+            cause = f"{error}"
+            raise Unavailable(
+                0, code, f"{method} {target}: {cause[:1].lower()}{cause[1:]}"
+            ) from error
         except (aiohttp.ClientError, ConnectionError) as error:
             code = "ConnectionLost"
             raise Unavailable(

@@ -272,7 +272,7 @@ def _download_libpython(cache: Path) -> Path:
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise DistributionError(
-                    f"{_LIBPYTHON} is not on this machine, and cannot be fetched, because "
+                    f"{_LIBPYTHON} is not on this machine and cannot be fetched, because "
                     f"{tool} is missing; {hint}"
                 )
         with _atomic_folder(target) as folder:

@@ -90,7 +90,7 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
     for index, one in enumerate(found):
         if one.name in named:
             raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is a duplicate; use a "
+                f"{place}: connections[{index}].name: {one.name!r} is not unique; use a "
                 "different name for each connection"
             )
         named[one.name] = one
