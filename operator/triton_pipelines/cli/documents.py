@@ -124,8 +124,8 @@ def load_yaml(path: Path) -> list[Any]:
         ) from error
     except RecursionError as error:
         raise CommandError(
-            f"{name}: the YAML is nested too deeply or contains a recursive alias (*name in the "
-            "value that it refers to); use fewer levels, or remove the alias",
+            f"{name}: the YAML is nested too deeply or contains a recursive alias (an alias "
+            "inside the value that it refers to); use fewer levels, or remove the alias",
             EXIT_USAGE,
         ) from error
     except ValueError as error:  # for example a date that does not exist

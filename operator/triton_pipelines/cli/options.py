@@ -107,7 +107,7 @@ def operator_options(
             )
     except OperatorConfigError as error:
         raise CommandError(
-            f"{display_name(file)} or a command-line option: {error}" if file else str(error),
+            f"{display_name(file)} or the command line: {error}" if file else str(error),
             EXIT_USAGE,
         ) from error
     return config.render_options

@@ -356,7 +356,8 @@ def test_a_model_that_triton_cannot_load(messages: Messages) -> None:
 
 
 def test_the_worst_pod_speaks(messages: Messages) -> None:
-    bad = ended(2, report(LoadReason.MODEL_MISMATCH, "no", "spec.model"))
+    mismatch = "output logits is FP16, but the spec declares FP32"
+    bad = ended(2, report(LoadReason.MODEL_MISMATCH, mismatch, "spec.model"))
     scene = Scene(replicas=3).pod(loader=RUNNING).pod(placed=NO_GPU).pod(loader=bad)
     assert scene.reasons()["Ready"] == "False ModelMismatch"
     messages.check(scene.message())

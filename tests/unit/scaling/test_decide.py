@@ -527,7 +527,7 @@ def test_stale_and_missing_samples_are_told_apart_with_what_to_look_at(messages:
     old = decided(sample(LOADED, now=NOW - 13), 2)
     assert old.verdict is Verdict.UNKNOWN
     assert old.problem is MetricsProblem.STALE
-    none = decided(PipelineSample({}, INTERVAL, "default"), 2)
+    none = decided(PipelineSample({}, INTERVAL, 'Prometheus connection "default"'), 2)
     assert none.problem is MetricsProblem.MISSING
     assert "PodMonitor" in none.message
     messages.check(none.message)

@@ -97,7 +97,7 @@ def assess_sample(
         notes.append(f"{who} no usable samples: {why}")
     notes += sorted(
         {
-            f"{pod} {seen.notes[expected.namespace, pod]}"
+            f"pod {pod}: {seen.notes[expected.namespace, pod]}"
             for pod in good
             if (expected.namespace, pod) in seen.notes
         }
