@@ -192,9 +192,10 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
         or start.line == error.problem_mark.line
     ):
         return message
+    opening = _character(start)
     cause = (
-        "check that it is closed"
-        if _character(start) in ("[", "{")
+        f"check that {opening!r} is closed"
+        if opening in ("[", "{")
         else "check the indentation: sibling keys must start in the same column"
     )
     return f"{message}, {error.context} that starts on line {start.line + 1}; {cause}"

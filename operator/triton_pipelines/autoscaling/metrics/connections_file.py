@@ -40,7 +40,7 @@ def parse_connections(text: str, place: str = "metrics connections") -> dict[str
             f"{place}: invalid YAML{f' at line {mark.line + 1}' if mark else ''}"
         ) from None
     if not isinstance(document, dict):
-        raise ConnectionsError(f"{place}: the file must be a mapping with the key connections")
+        raise ConnectionsError(f"{place}: the file must be a mapping with the key 'connections'")
     return _validated(document, place)
 
 
