@@ -22,14 +22,14 @@ class LeaseTiming:
     """Time between two attempts, before jitter."""
 
     def __post_init__(self) -> None:
-        if self.retry_period <= 0:
+        if not self.retry_period > 0:
             raise ValueError(f"the retry period ({self.retry_period:g} s) must be greater than 0")
-        if self.renew_deadline <= self.retry_period * JITTER:
+        if not self.renew_deadline > self.retry_period * JITTER:
             raise ValueError(
                 f"the renew deadline ({self.renew_deadline:g} s) must be longer than {JITTER:g} "
                 f"times the retry period ({self.retry_period:g} s)"
             )
-        if self.duration <= self.renew_deadline:
+        if not self.duration > self.renew_deadline:
             raise ValueError(
                 f"the lease duration ({self.duration:g} s) must be longer than the renew "
                 f"deadline ({self.renew_deadline:g} s)"

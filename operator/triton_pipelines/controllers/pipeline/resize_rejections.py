@@ -70,7 +70,7 @@ _EXPLANATIONS: Final[Mapping[RejectionCause, tuple[str, str]]] = {
     ),
     RejectionCause.RIGHTS: (
         "the operator is not allowed to resize pods",
-        "grant its role the verb patch on pods/resize (rbac.podResize in the chart)",
+        "grant its role the patch verb on pods/resize (rbac.podResize in the chart)",
     ),
     RejectionCause.RANGE: (
         "a LimitRange of the namespace forbids the change",

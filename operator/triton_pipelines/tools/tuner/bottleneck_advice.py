@@ -163,7 +163,8 @@ def _model_advice(
         )
     return BottleneckAdvice(
         Bottleneck.COMPUTE,
-        f"Compute-bound: {load.text}, most of it per row, at {rows:.0f} rows per batch. "
+        f"Compute-bound: {load.text}; most of that time depends on the number of rows "
+        f"({rows:.0f} per batch). "
         "Larger batches have little effect. Use a faster or smaller model, lower "
         "precision, another GPU or another replica.",
     )

@@ -207,7 +207,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
             return TuningDecision(
                 run.failed(
                     f"revision {stage.desired} does not serve ({ready.reason.value}: "
-                    f"{ready.message}). Correct the cause, then {RETRY_ADVICE}",
+                    f"{ready.message}). Fix the cause, and then {RETRY_ADVICE}",
                     now,
                 )
             )
