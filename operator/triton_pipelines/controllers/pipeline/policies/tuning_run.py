@@ -158,7 +158,7 @@ def interrupt(
     """
     if not (before.is_active and before.has_begun):
         return TuningDecision(before)
-    after = TuningDecision(before.failed(f"{reason}; correct the cause, then {RETRY_ADVICE}", now))
+    after = TuningDecision(before.failed(f"{reason}; fix the cause, and then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
 
 
