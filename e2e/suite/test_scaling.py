@@ -187,9 +187,7 @@ def test_counts_follow_the_load_in_place(
     noted = wait_for("events of it", lambda: events(tiny, "Scaled"), bool, RECORDED_SECONDS)
     start = f"scaled {STEP} from 1 to {wanted}"
     assert any(note.startswith(f"{start}: StepBound") for note in noted), noted
-    assert start in kube.kubectl(
-        "describe", "ipl", tiny.name, f"--namespace={tiny.namespace}"
-    )
+    assert start in kube.kubectl("describe", "ipl", tiny.name, f"--namespace={tiny.namespace}")
 
     # The load has ended: down again, in place, once the stabilization is over.
     assert grown > 1

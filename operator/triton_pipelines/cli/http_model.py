@@ -116,8 +116,7 @@ def parse_document(
         )
     if not isinstance(document, dict):
         raise CommandError(
-            f"{url} did not return a JSON object; check that the address points to a Triton "
-            "server",
+            f"{url} did not return a JSON object; check that the address points to a Triton server",
             EXIT_FAILED,
         )
     return document
