@@ -29,13 +29,14 @@ COLOURS: Final = (
     "#000000",
     "#8c564b",
     "#7f7f7f",
+    "#882255",
 )
-"""Eight colors that readers with impaired color vision can distinguish, then gray.
+"""Eight colors that readers with impaired color vision can distinguish, then gray and wine red.
 
-Source: Okabe and Ito, with brown instead of yellow.
+Sources: Okabe and Ito, with brown instead of yellow; Paul Tol's muted colors (wine red).
 """
 GREY: Final = "#666666"
-_MARKERS: Final = "osD^vPXph"
+_MARKERS: Final = "osD^vPXph*"
 _WIDTH_INCHES: Final = 9.0
 _HEIGHT_INCHES: Final = 4.6
 _LEGEND_ROW_INCHES: Final = 0.2
