@@ -95,7 +95,9 @@ class Writer:
             reason = await self._denial(resource, name, subresource)
             if reason is None:
                 raise
-            raise PermissionDenied(f"{resource.kind} {name} was not written: {reason}") from error
+            raise PermissionDenied(
+                f"{resource.kind} {name} was not written (403 Forbidden): {reason}"
+            ) from error
 
     async def _denial(self, resource: Resource, name: str, subresource: str) -> str | None:
         """Return which permission is missing, and the remedy.
@@ -126,8 +128,8 @@ class Writer:
         kind = "/".join(filter(None, (resource.plural, subresource)))
         return (
             f"the service account {self.account} is not allowed to {listed(missing, 'or')} "
-            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role with "
-            "these verbs to this account, or name another account in spec.serviceAccountName"
+            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role that "
+            "allows this to the account, or set spec.serviceAccountName to another account"
         )
 
     async def _is_allowed(self, verb: str, resource: Resource, name: str, subresource: str) -> bool:
