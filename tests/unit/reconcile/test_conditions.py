@@ -258,6 +258,15 @@ def test_image_that_cannot_be_pulled(container: str) -> None:
         assert word in scene.message()
 
 
+def test_an_image_source_that_cannot_be_pulled() -> None:
+    uri = f"image://registry.example/sst2@sha256:{'0' * 64}"
+    status = {"image": "registry.example/x:1", **waiting("ImagePullBackOff", "not found")}
+    scene = Scene(model={"source": {"uri": uri}}).pod(loader=status)
+    assert scene.reasons()["Ready"] == "False ImageUnavailable"
+    for word in (uri, "registry.example/x:1", "not found"):
+        assert word in scene.message()
+
+
 LOADS = [
     (LoadReason.SOURCE_UNAVAILABLE, Reason.SOURCE_UNAVAILABLE, "Reconciling"),
     (LoadReason.NO_SPACE, Reason.NO_SPACE, "Reconciling"),
