@@ -177,7 +177,7 @@ class Reconciler:
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         # What the caches do not show has to be read again soon.
-        poll_after = SOURCE_POLL_SECONDS if spec.sources or snapshot.image_problem else None
+        poll_after = SOURCE_POLL_SECONDS if spec.sources else None
         tls_after = self._tls.recheck_after(key, self.clock())
         known_after = soonest(tls_after, poll_after, correct_after)
         rest = (known_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
