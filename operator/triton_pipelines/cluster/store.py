@@ -248,7 +248,7 @@ class Store:
         self._clock += 1
         if resource == PODS:
             _slim(obj)
-        self._shared.share(obj)
+        obj = self._shared.share(obj)
         key = key_of(obj)
         old = self._objects[resource].get(key)
         entry = _Entry(obj, owner_key(resource, obj), self._clock)

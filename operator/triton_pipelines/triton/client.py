@@ -54,6 +54,9 @@ UNLIMITED_BYTES: Final = 2**31 - 1
 """Size of the largest message of gRPC, for clients of a server that is trusted."""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", UNLIMITED_BYTES),
+    # No ping after each response, which measures the bandwidth: pods are near, and a probe is one
+    # small call.
+    ("grpc.http2.bdp_probe", 0),
     *POD_CHANNEL_OPTIONS,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ from triton_pipelines.cluster import shared_values
 from triton_pipelines.cluster.resources import CONFIG_MAPS, PODS
 from triton_pipelines.cluster.shared_values import SharedValues
 from triton_pipelines.cluster.store import Store
+
+
+class Phase(StrEnum):
+    RUNNING = "Running"
+
 
 FIELDS = st.recursive(
     st.just({}), lambda inner: st.dictionaries(st.sampled_from("abc."), inner, max_size=3)
@@ -46,8 +52,7 @@ def test_sharing_changes_no_content(contents: list[tuple[Any, list[Any]]]) -> No
         for data, fields in copy.deepcopy(contents)
     ]
     before = copy.deepcopy(objects)
-    for obj in objects:
-        shared.share(obj)
+    assert [shared.share(obj) for obj in objects] == before
     assert objects == before
 
 
@@ -69,15 +74,37 @@ def test_equal_files_and_fields_of_cached_objects_are_stored_once() -> None:
     assert of_c["f:data"] is of_a["f:data"]
 
 
+def test_equal_strings_of_cached_objects_are_stored_once() -> None:
+    store = Store()
+    for kind in (PODS, CONFIG_MAPS):
+        obj = {"metadata": {"name": "a", "labels": {"app": "sentiment"}}, "x": [{"y": "sentiment"}]}
+        store.put(kind, json.loads(json.dumps(obj)))
+    pod, config_map = store.get(PODS, "", "a"), store.get(CONFIG_MAPS, "", "a")
+    assert pod is not None
+    assert config_map is not None
+    assert pod["metadata"]["labels"]["app"] is config_map["metadata"]["labels"]["app"]
+    assert pod["x"][0]["y"] is config_map["metadata"]["labels"]["app"]
+    for one, other in ((pod, config_map), (pod["x"][0], config_map["x"][0])):
+        for key, same in zip(one, other, strict=True):
+            assert key is same
+
+
+def test_a_string_is_not_replaced_by_an_equal_member_of_an_enumeration() -> None:
+    shared = SharedValues()
+    shared.share({"metadata": {"phase": Phase.RUNNING}})
+    assert type(shared.share({"metadata": {"phase": "Running"}})["metadata"]["phase"]) is str
+
+
 def test_the_number_of_shared_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "_TEXTS_MAX", 3)
+    monkeypatch.setattr(shared_values, "_STRINGS_MAX", 12)
     monkeypatch.setattr(shared_values, "_FIELDS_MAX", 10)
     shared = SharedValues()
     for number in range(50):
         obj = revision("a", f"{number}" * 2000, owner=f"k:{number}")
-        shared.share(obj)
-        assert obj == revision("a", f"{number}" * 2000, owner=f"k:{number}")
+        assert shared.share(obj) == obj
     assert len(shared._texts) <= 3
+    assert len(shared._strings) <= 12 + 20
     assert len(shared._fields) <= 20
 
 
