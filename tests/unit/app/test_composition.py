@@ -127,7 +127,8 @@ async def test_metrics_of_a_spec_are_set_only_when_it_changes(
     parts = build_parts(given)
     key, compiled = ("nlp", "sentiment"), builders.built()
     spec = EffectiveSpec("uid", compiled.pipeline, compiled.graph, "x:24.10-py3")
-    specs: list[EffectiveSpec | None] = [spec, spec, replace(spec), None, None]
+    later = replace(spec)
+    specs: list[EffectiveSpec | None] = [spec, spec, later, later, None, None]
     observed: list[EffectiveSpec | None] = []
 
     async def reconciled(_: Reconciler, key: tuple[str, str]) -> Result:
@@ -144,7 +145,7 @@ async def test_metrics_of_a_spec_are_set_only_when_it_changes(
     reconcile = start(parts, given)
     while specs:
         await reconcile(key)
-    assert observed == [spec, spec, None]
+    assert observed == [spec, later, None]
 
 
 @pytest.mark.parametrize("part", CONNECTED)
