@@ -43,14 +43,16 @@ async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[No
         while True:
             started.release()
             with contextlib.suppress(OSError):
-                opening = asyncio.open_connection("127.0.0.1", port)
-                reader, writer = await asyncio.wait_for(opening, 1)
+                # Not wait_for, which may lose a cancellation.
+                async with asyncio.timeout(1):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 try:
                     writer.write(UNFINISHED)
                     while not reader.at_eof():
                         writer.write(b"X")
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(reader.read(1), 0.5)
+                            async with asyncio.timeout(0.5):
+                                await reader.read(1)
                 finally:
                     writer.transport.abort()
             await asyncio.sleep(1)
@@ -130,8 +132,9 @@ async def test_a_flood_of_both_ports_does_not_fail_the_liveness_probe(
 
 
 async def _is_alive(url: str) -> bool:
-    """Probe as the kubelet does, with a new connection."""
-    async with httpx.AsyncClient(timeout=PROBE_SECONDS) as http:
+    """Probe as the kubelet does, with a new connection from an address of its own."""
+    transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx.AsyncClient(timeout=PROBE_SECONDS, transport=transport) as http:
         try:
             return (await http.get(url)).status_code == 200
         except httpx.HTTPError:
