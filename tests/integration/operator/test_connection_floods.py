@@ -37,15 +37,17 @@ async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[No
 
     One that is closed or not accepted is opened again.
     """
-    started = asyncio.Semaphore(0)
+    tried = asyncio.Semaphore(0)
 
     async def hold() -> None:
         while True:
-            started.release()
             with contextlib.suppress(OSError):
                 # Not wait_for, which may lose a cancellation.
-                async with asyncio.timeout(1):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    async with asyncio.timeout(1):
+                        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                finally:
+                    tried.release()
                 try:
                     writer.write(UNFINISHED)
                     while not reader.at_eof():
@@ -58,8 +60,8 @@ async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[No
             await asyncio.sleep(1)
 
     tasks = [asyncio.create_task(hold()) for _ in range(connections)]
-    for _ in range(2 * connections):
-        await started.acquire()
+    for _ in range(connections):
+        await tried.acquire()
     try:
         yield
     finally:
