@@ -53,8 +53,8 @@ class Second:
         wait: mean seconds that requests waited before the scaled step, of those that it completed.
         service: busy seconds of one instance of the scaled step per request; 0 without completions.
         count: instances of the scaled step.
-        starved: whether the GPU step idled while the wait before the scaled step exceeded one
-            service time.
+        starved: whether the GPU step idled while more requests waited for the scaled step than it
+            has instances.
         verdict: what limited the pipeline, as the operator saw it.
     """
 
@@ -88,14 +88,16 @@ def second(
         return Second(at=after.at, count=count)
     busy = min(1.0, works.busy / gpu_instances)
     pending = after.models[step].pending
-    behind = (fed.queue or 0.0) > (fed.service or 0.0) if fed.throughput > 0 else pending > count
+    # By Little's law, as in live scaling: a short wait alone is normal for a step that needs less
+    # time for a request than Triton needs to pass the request on.
+    waiting = fed.throughput * (fed.queue or 0.0) if fed.throughput > 0 else pending
     return Second(
         at=after.at,
         gpu_busy=busy,
         wait=fed.queue or 0.0,
         service=fed.service or 0.0,
         count=count,
-        starved=1.0 - busy > GPU_IDLE and behind,
+        starved=1.0 - busy > GPU_IDLE and waiting > count,
     )
 
 

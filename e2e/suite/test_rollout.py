@@ -161,8 +161,8 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     ]
     assert waiting
     assert (
-        f"requests {count} {resource}; available: "
-        f"{gpus['nodeSelector']['kubernetes.io/hostname']}: {count}"
+        f"requests {count} {resource}; available: {count} on node "
+        f"{gpus['nodeSelector']['kubernetes.io/hostname']}"
     ) in waiting[0]
     assert f"Insufficient {resource}" in waiting[0]
     announced = min(

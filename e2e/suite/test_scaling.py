@@ -185,10 +185,9 @@ def test_counts_follow_the_load_in_place(
     assert (change["step"], change["from"]) == (STEP, 1)
     assert "requests/s" in change["reason"]
     noted = wait_for("events of it", lambda: events(tiny, "Scaled"), bool, RECORDED_SECONDS)
-    assert any(note.startswith(f"{STEP} from 1 to {wanted}: StepBound") for note in noted), noted
-    assert f"{STEP} from 1 to {wanted}" in kube.kubectl(
-        "describe", "ipl", tiny.name, f"--namespace={tiny.namespace}"
-    )
+    start = f"scaled {STEP} from 1 to {wanted}"
+    assert any(note.startswith(f"{start}: StepBound") for note in noted), noted
+    assert start in kube.kubectl("describe", "ipl", tiny.name, f"--namespace={tiny.namespace}")
 
     # The load has ended: down again, in place, once the stabilization is over.
     assert grown > 1
@@ -247,7 +246,7 @@ def test_advice_changes_nothing_and_disabled_does_not_look(
     assert (advice["step"], advice["from"]) == (STEP, 1)
     reported = condition(item["status"], "ScalingActive")
     assert (reported["status"], reported["reason"]) == ("False", "Advisory")
-    assert f"{STEP} would go from 1 to {advice['to']}" in reported["message"]
+    assert f"{STEP} would be scaled from 1 to {advice['to']}" in reported["message"]
     wait_for("an event of it", lambda: events(advised, "ScalingAdvised"), bool, RECORDED_SECONDS)
     assert [Scaled(pipeline).recorded() for pipeline in bystanders] == [1, 1]
     status = disabled.status()

@@ -381,7 +381,7 @@ class World:
                     "type": "PodResizePending",
                     "status": "True",
                     "reason": self.kubelet[pod.name],
-                    "message": "said the kubelet",
+                    "message": "Node didn't have enough resource: cpu",
                 }
             )
         return {"metadata": metadata, "spec": spec, "status": status}

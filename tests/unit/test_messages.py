@@ -23,10 +23,10 @@ HERE = "tests/unit/test_messages.py"
 
 
 def test_wording_is_that_of_the_golden_file(messages: Messages) -> None:
-    messages.check("cannot read /srv/a: its port is 8001", port=8001)
-    messages.check("two\nlines")
+    messages.check("cannot listen on port 8001: Address already in use", port=8001)
+    messages.check("the pipeline is not valid:\n  spec.model.outputs: required")
     with messages.raises(ValueError, match=r"spec\.model"):
-        raise ValueError("spec.model: is missing")
+        raise ValueError("spec.model is missing; add the model")
 
 
 def test_another_wording_fails() -> None:

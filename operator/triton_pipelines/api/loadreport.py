@@ -223,8 +223,8 @@ def diverged_sources(
         before = recorded.get(item.key)
         if before is None or same_source(before, item.resolved_revision, item.sha256):
             continue
-        was = f"revision {before.revision or 'none'}, sha256 {before.sha256 or 'unknown'}"
-        now = f"revision {item.resolved_revision or 'none'}, sha256 {item.sha256 or 'unknown'}"
+        was = f"revision {before.revision or 'none'} (sha256 {before.sha256 or 'unknown'})"
+        now = f"revision {item.resolved_revision or 'none'} (sha256 {item.sha256 or 'unknown'})"
         message = (
             f"{item.uri}: this pod loaded {now}, but the first pod of this pipeline revision "
             f"loaded {was}"

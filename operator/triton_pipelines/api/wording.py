@@ -27,7 +27,7 @@ def counted(number: int, singular: str, plural: str = "") -> str:
 
 def validation_message(message: str) -> str:
     """Return a message of Pydantic in the form of the other messages, to follow a field's path."""
-    text = message.removeprefix("Value error, ")
+    text = message.removeprefix("Value error, ").replace(" after validation", "")
     return _PYDANTIC.get(text, _SHOULD.sub("must ", text))
 
 

@@ -174,7 +174,7 @@ class OperatorConfig(BaseModel):
         for name in value:
             if not _DNS_LABEL.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not a namespace name; list each namespace, because "
+                    f"{name!r} is not a valid namespace name; list each namespace, because "
                     "wildcards are not supported"
                 )
         return tuple(dict.fromkeys(value))
@@ -185,7 +185,7 @@ class OperatorConfig(BaseModel):
         for name in value:
             if name != EVERYONE and not _DNS_LABEL.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not a namespace name; use a namespace name, or {EVERYONE} "
+                    f"{name!r} is not a valid namespace name; use a namespace name, or {EVERYONE} "
                     "for all namespaces"
                 )
         return tuple(dict.fromkeys(value))

@@ -22,7 +22,7 @@ def fallback_count(
 
 def missing_samples(detail: str, source: str) -> MetricsFailure:
     """Return the failure for a source without usable samples, with what to check in order."""
-    where = f" in {source}" if source else ""
+    where = f" from {source}" if source else ""
     return MetricsFailure(
         MetricsProblem.MISSING,
         f"no usable samples{where}: {detail}. Check that (1) there is a PodMonitor"

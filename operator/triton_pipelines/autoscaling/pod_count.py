@@ -233,7 +233,7 @@ def _limitation(
     if demand <= count:
         return None
     if count >= bounds.high:
-        limit = f"spec.scaling.pods.max limits the number of pods to {count} ({why})"
+        limit = f", but spec.scaling.pods.max limits the number of pods to {count} ({why})"
     else:
-        limit = blocked or "waiting for the pods that are being added"
-    return Limitation(PODS, f"the load needs {demand} pods; {limit}")
+        limit = f"; {blocked or 'waiting for the pods that are being added'}"
+    return Limitation(PODS, f"the load needs {demand} pods{limit}")

@@ -268,8 +268,8 @@ def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
         return ""
     if gpu.utilization is None:
         return (
-            "GPUMetricsUnavailable: without GPU metrics, the busy time and the queue of the "
-            "GPU step are used"
+            "GPUMetricsUnavailable: GPU metrics are not available, so scaling uses the busy time "
+            "and the queue of the GPU step"
         )
     if gpu.busy is None or gpu.on_cpu:
         return ""
@@ -295,7 +295,7 @@ def _load_text(inputs: VerdictInputs, law: ControlLaw) -> str:
     return (
         f"{count} {demand.busy:.0%} busy (target: {law.target:.0%}) with "
         f"{_number(demand.arrivals)} requests/s at {_number(demand.service * 1000)} ms each; "
-        f"{_requests(inputs.pending)} queued, and the wait is "
+        f"{_requests(inputs.pending)} queued, and the wait time is "
         f"{_number(demand.worst_wait * 1000)} ms"
     )
 

@@ -72,9 +72,9 @@ def tuning_commands(
     )
     follow = shlex.join(["kubectl", "get", *where, "--output", "jsonpath={.status.tuning}"])
     return (
-        "# Starts a run on a pod without traffic. The operator never writes the spec,"
-        " so run this yourself or commit it:\n"
-        f"{patch}\n# Shows the result:\n{follow}"
+        "# Start a tuning run on a pod without client traffic. The operator never changes the"
+        " spec, so run this command, or commit the change:\n"
+        f"{patch}\n# Show the result:\n{follow}"
     )
 
 

@@ -124,8 +124,8 @@ def load_yaml(path: Path) -> list[Any]:
         ) from error
     except RecursionError as error:
         raise CommandError(
-            f"{name}: the YAML is nested too deeply or contains a recursive alias (*name in the "
-            "value that it refers to); use fewer levels, or remove the alias",
+            f"{name}: the YAML is nested too deeply or contains a recursive alias (an alias "
+            "inside the value that it refers to); use fewer levels, or remove the alias",
             EXIT_USAGE,
         ) from error
     except ValueError as error:  # for example a date that does not exist
@@ -192,9 +192,10 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
         or start.line == error.problem_mark.line
     ):
         return message
+    opening = _character(start)
     cause = (
-        "check that it is closed"
-        if _character(start) in ("[", "{")
+        f"check that {opening!r} is closed"
+        if opening in ("[", "{")
         else "check the indentation: sibling keys must start in the same column"
     )
     return f"{message}, {error.context} that starts on line {start.line + 1}; {cause}"

@@ -75,7 +75,9 @@ def local_inputs(onnx: Path, tokenizer: Path | None, prefix: str, hints: list[st
             f"--source-map {source['uri']}={path.resolve().as_uri()}{'/' if path.is_dir() else ''}"
             for source, path in sources
         ]
-        hints.append(f"to try it on this machine: tritonpipe serve FILE {' '.join(maps)}")
+        hints.append(
+            f"to try the pipeline on this machine, run: tritonpipe serve FILE {' '.join(maps)}"
+        )
     files = _small_files(folders)
     chosen = (
         tokenizer / model_facts.TOKENIZER
@@ -250,7 +252,7 @@ def _hub(uri: str, mapped: SourceMap, token: str | None) -> Iterator[HubFiles]:
             yield hub
     except HubError as error:
         advice = (
-            "; set --token-file if the repository is private"
+            ", or set --token-file if the repository is private"
             if token is None and error.credentials_may_help
             else ""
         )

@@ -47,7 +47,7 @@ def fetch_metadata(client: httpx.Client, base: str) -> ModelMetadata:
         return ModelMetadata.of(metadata, config)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CommandError(
-            f"{base} did not return model metadata; check that the address is that of a Triton "
+            f"{base} did not return model metadata; check that the address points to a Triton "
             "server",
             EXIT_FAILED,
         ) from error
@@ -116,8 +116,7 @@ def parse_document(
         )
     if not isinstance(document, dict):
         raise CommandError(
-            f"{url} did not return a JSON object; check that the address is that of a Triton "
-            "server",
+            f"{url} did not return a JSON object; check that the address points to a Triton server",
             EXIT_FAILED,
         )
     return document

@@ -148,7 +148,7 @@ def import_repository(
             " or set --source-uri.",
         )
         hints.append(
-            "to try it on this machine: tritonpipe serve FILE --source-map "
+            "to try the pipeline on this machine, run: tritonpipe serve FILE --source-map "
             f"{PLACEHOLDER}/={folder.resolve().as_uri()}/"
         )
     for note in report.sorted():

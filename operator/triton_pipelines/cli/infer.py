@@ -299,8 +299,7 @@ def _event(text: str, url: str) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise CommandError(
-            f"{url} did not return a JSON object; check that the address is that of a Triton "
-            "server",
+            f"{url} did not return a JSON object; check that the address points to a Triton server",
             EXIT_FAILED,
         )
     if set(document) == {"error"}:

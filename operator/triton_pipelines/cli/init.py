@@ -226,8 +226,8 @@ def _labels(text: str) -> tuple[str, ...]:
     if not found or not all(found) or len(set(found)) != len(found):
         raise CommandError(
             (
-                "--labels: each class must occur once; list the classes in the model's "
-                f"order ({text})"
+                f"--labels: {text!r} is not a list of distinct class names; list each class "
+                "once, in the model's order"
             ),
             EXIT_USAGE,
         )

@@ -132,8 +132,8 @@ def main() -> None:
         sys.exit(failure.code)
     except Exception as error:
         typer.echo(
-            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a bug in tritonpipe;"
-            f" set {TRACEBACK_VARIABLE}=1 for the traceback.",
+            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a bug in tritonpipe."
+            f" Set {TRACEBACK_VARIABLE}=1 to print the traceback, and report the bug.",
             err=True,
         )
         if os.environ.get(TRACEBACK_VARIABLE):

@@ -107,7 +107,7 @@ def operator_options(
             )
     except OperatorConfigError as error:
         raise CommandError(
-            f"{display_name(file)} or a command-line option: {error}" if file else str(error),
+            f"{display_name(file)} or the command line: {error}" if file else str(error),
             EXIT_USAGE,
         ) from error
     return config.render_options
@@ -119,7 +119,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         return {}
     if len(documents) > 1 or not isinstance(documents[0], dict):
         raise CommandError(
-            f"{display_name(file)}: must be one mapping of operator options,"
+            f"{display_name(file)}: the file must be a mapping of operator options,"
             " such as `source_map: [hf://=https://mirror/]`",
             EXIT_USAGE,
         )

@@ -268,7 +268,7 @@ async def poll_pipelines(
     except LoginError as error:
         raise CommandError(
             f"cannot reach the cluster: {error.message};"
-            " choose another with --kubeconfig or --context"
+            " specify another kubeconfig or context with --kubeconfig or --context"
         ) from error
     except ClusterError as error:
         raise CommandError(f"cannot reach the cluster: {error}", EXIT_FAILED) from error

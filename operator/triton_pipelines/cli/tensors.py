@@ -64,9 +64,9 @@ def request_arrays(
     missing = [item for item in model.inputs if item.name not in arrays and not item.optional]
     if missing:
         raise CommandError(
-            f"values are missing for {_listed(missing)}; specify texts as TEXT (the second "
-            "text of a pair with --pair), and other inputs with --input NAME=VALUE or "
-            "--input-file NAME=PATH",
+            f"values are missing for {_listed(missing)}; pass texts as TEXT arguments (the "
+            "second text of a pair with --pair), and values of other inputs with --input "
+            "NAME=VALUE or --input-file NAME=PATH",
             EXIT_USAGE,
         )
     return _repeat_rows(arrays) if model.batched else arrays
@@ -82,7 +82,7 @@ def _by_input(
         if not separator or name not in known:
             raise CommandError(
                 f"{option} {item!r:.80}: the value must have the form NAME=VALUE, where "
-                f"NAME is an input of the model: {_listed(tuple(known.values()))}",
+                f"NAME is one of the model's inputs: {_listed(tuple(known.values()))}",
                 EXIT_USAGE,
             )
         result.setdefault(name, []).append(value)

@@ -42,8 +42,8 @@ class ClusterError(Exception):
         self.object_name = object_name
 
     def __str__(self) -> str:
-        status = f"{self.status} " if self.status else ""
-        return f"{self.message} ({status}{self.reason})"
+        cause = f"{self.status} {self.reason}" if self.status else self.reason
+        return self.message if cause in self.message else f"{self.message} ({cause})"
 
 
 @dataclass(frozen=True, slots=True)

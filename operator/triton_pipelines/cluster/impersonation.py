@@ -95,7 +95,9 @@ class Writer:
             reason = await self._denial(resource, name, subresource)
             if reason is None:
                 raise
-            raise PermissionDenied(f"{resource.kind} {name} was not written: {reason}") from error
+            raise PermissionDenied(
+                f"{resource.kind} {name} was not written (403 Forbidden): {reason}"
+            ) from error
 
     async def _denial(self, resource: Resource, name: str, subresource: str) -> str | None:
         """Return which permission is missing, and the remedy.
@@ -127,7 +129,7 @@ class Writer:
         return (
             f"the service account {self.account} is not allowed to {listed(missing, 'or')} "
             f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role with "
-            "these verbs to this account, or name another account in spec.serviceAccountName"
+            "these verbs to this account, or set spec.serviceAccountName to another account"
         )
 
     async def _is_allowed(self, verb: str, resource: Resource, name: str, subresource: str) -> bool:

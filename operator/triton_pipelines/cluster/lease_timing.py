@@ -22,10 +22,15 @@ class LeaseTiming:
     """Time between two attempts, before jitter."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.retry_period * JITTER < self.renew_deadline < self.duration:
+        if not self.retry_period > 0:
+            raise ValueError(f"the retry period ({self.retry_period:g} s) must be greater than 0")
+        if not self.renew_deadline > self.retry_period * JITTER:
+            raise ValueError(
+                f"the renew deadline ({self.renew_deadline:g} s) must be longer than {JITTER:g} "
+                f"times the retry period ({self.retry_period:g} s)"
+            )
+        if not self.duration > self.renew_deadline:
             raise ValueError(
                 f"the lease duration ({self.duration:g} s) must be longer than the renew "
-                f"deadline ({self.renew_deadline:g} s), the renew deadline must be longer than "
-                f"{JITTER:g} times the retry period ({self.retry_period:g} s), and the retry "
-                "period must be greater than 0"
+                f"deadline ({self.renew_deadline:g} s)"
             )

@@ -228,7 +228,7 @@ class Transport:
             ) from error
         except aiohttp.ClientConnectorError as error:
             code = "ConnectFailed"
-            raise Unavailable(0, code, f"{method} {target}: cannot connect: {error}") from error
+            raise Unavailable(0, code, f"{method} {target}: {_uncapitalized(error)}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             code = "ConnectionLost"
             raise Unavailable(
@@ -315,6 +315,12 @@ def _parse(raw: bytes) -> Any:
         return decoding.loads(raw) if raw else {}
     except ValueError:
         return None
+
+
+def _uncapitalized(error: Exception) -> str:
+    """Return the text of an error without its capital: aiohttp writes "Cannot connect to …"."""
+    text = str(error)
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _headers(

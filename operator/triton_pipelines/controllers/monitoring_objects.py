@@ -186,7 +186,7 @@ class MonitoringObjects:
         except NotFound:
             return (
                 f"the cluster does not serve {resource.kind} ({resource.group}); install "
-                f"the CRDs of the Prometheus operator, or disable {resource.kind} in "
+                f"the Prometheus Operator CRDs, or disable {resource.kind} in "
                 "spec.observability"
             )
         except Forbidden as error:

@@ -165,7 +165,7 @@ def _advice(view: ScalingView) -> str:
     """Return what mode Active would change."""
     present = {step: max(pods.values()) for step, pods in view.counts.items() if pods}
     changes = [
-        f"{item.step} would go from {present[item.step]} to {item.count}"
+        f"{item.step} would be scaled from {present[item.step]} to {item.count}"
         for item in view.decision.steps
         if item.step in present and present[item.step] != item.count
     ]

@@ -211,7 +211,7 @@ class FileCache:
             _share(temporary)
             temporary.replace(self._index(key))
         except OSError as error:
-            self._note("it cannot be written", error)
+            self._note("writing to it failed", error)
             self._remove(temporary)
 
     def _keep(self, path: Path, temporary: Path, sha256: str) -> bool:
@@ -234,7 +234,7 @@ class FileCache:
             self._folder(self._lock(key).parent)
             return try_lease(self._lock(key), self._times)
         except OSError as error:
-            self._note("it cannot be written", error)
+            self._note("writing to it failed", error)
             return Lease(None, self._times)
 
     def wait(self, key: str, is_stopped: Callable[[], bool] = lambda: False) -> None:

@@ -93,8 +93,8 @@ def read_onnx(path: Path) -> OnnxFile:
         )
     if head.lstrip()[:1] == b"<":
         raise ValueError(
-            "the file is an HTML or XML page, not a model; use the URI of the file, not of "
-            "a web page or login"
+            "the file is an HTML or XML page, not a model; use the URI of the file itself, "
+            "not the URI of a web page or login page"
         )
     try:
         model = load_without_weights(path).model
@@ -340,7 +340,11 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             f"Triton has no data type for {', '.join(odd)}; export the model without "
             f"{', '.join(odd)} (for scikit-learn models, disable zipmap)."
         )
-    shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
+    shapeless = [
+        tensor.name
+        for tensor in tensors
+        if tensor.dims is None and tensor.is_certain and tensor.name not in odd
+    ]
     if shapeless:
         yield f"Export the model with shapes for {listed(shapeless)}."
     if odd or shapeless:

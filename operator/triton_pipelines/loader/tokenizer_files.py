@@ -149,8 +149,8 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
         )
     if text.lstrip()[:1] == "<":
         raise ValueError(
-            "the file is an HTML or XML page, not a model; use the URI of the file, not "
-            "of a web page or login"
+            "the file is an HTML or XML page, not a model; use the URI of the file itself, "
+            "not the URI of a web page or login page"
         )
     with _library_errors_as_value_errors():
         tokenizer = Tokenizer.from_str(text)

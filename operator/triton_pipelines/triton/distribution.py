@@ -153,7 +153,7 @@ def _package() -> tuple[Path, str]:
         raise DistributionError(
             f"the Python package {PACKAGE}, which contains the local Triton server, is not "
             "installed; install triton-pipelines with the 'serve' extra (Linux "
-            "x86-64, glibc 2.35 or newer)"
+            "x86-64, glibc 2.35 or later)"
         )
     folder = Path(spec.submodule_search_locations[0])
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
@@ -272,7 +272,7 @@ def _download_libpython(cache: Path) -> Path:
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise DistributionError(
-                    f"{_LIBPYTHON} is not on this machine, and cannot be fetched, because "
+                    f"{_LIBPYTHON} is not on this machine and cannot be fetched, because "
                     f"{tool} is missing; {hint}"
                 )
         with _atomic_folder(target) as folder:

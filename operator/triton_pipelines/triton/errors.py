@@ -140,7 +140,8 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         detail: the message that came with it.
     """
     code = status.removeprefix("StatusCode.")
-    reason = detail.strip().splitlines()[0][:REASON_CHARACTERS_MAX] if detail.strip() else code
+    text = detail.strip() or code or "Triton gave no reason"
+    reason = text.splitlines()[0][:REASON_CHARACTERS_MAX]
     start = f"{action} at {address}:"
     match kind := classify(code, detail):
         case FailureKind.DEADLINE:

@@ -225,7 +225,8 @@ async def test_raw_counters_pass_a_reset_and_nan_is_no_sample(
             made, expected("nan", "a"), lambda said: seen(said) and len(said.pods) == 1
         )
         assert set(partial.pods) == {"a"}
-        assert "nan: nv_inference_request_success of model tokenizer is NaN" in partial.notes[0]
+        assert "pod nan has no usable samples" in partial.notes[0]
+        assert "nv_inference_request_success of model tokenizer is NaN" in partial.notes[0]
         pages.text["nan"] = page(100)
 
 

@@ -111,7 +111,7 @@ async def test_they_follow_the_spec_and_what_the_cluster_serves(
         said = await until_warned(bare, namespace, "enabled", *FIELDS)
         assert said["podMonitor"].startswith(
             "the cluster does not serve PodMonitor (monitoring.coreos.com); install the "
-            "CRDs of the Prometheus operator"
+            "Prometheus Operator CRDs"
         )
         assert "PrometheusRule" in said["prometheusRule"]
         for name in ("unsaid", "auto", "disabled"):

@@ -36,7 +36,7 @@ DEADLINE_SECONDS = 90.0
 MISSING = LoadFinding(
     step="model",
     reason=LoadReason.SOURCE_UNAVAILABLE,
-    message="has no file model.onnx (404)",
+    message="the source has no file model.onnx (404)",
     field="spec.model.source.uri",
 )
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")

@@ -74,7 +74,7 @@ async def test_counts_follow_the_load_in_place(
                 assert place.pod.stubs("model") | place.pod.stubs("postprocess") == others
                 assert (await place.recorded())["tokenizer"] >= grown
                 notes = await eventually("an event", lambda: place.events("Scaled"))
-                assert any(note.startswith("tokenizer from 1 to ") for note in notes)
+                assert any(note.startswith("scaled tokenizer from 1 to ") for note in notes)
                 assert load.errors == []
         # No operator runs: running instances continue, and the next operator takes over.
         count = await place.pod.count()

@@ -58,7 +58,9 @@ def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
     )
     assert made.returncode == 0, made.stderr
     hint = re.search(
-        r"^to try it on this machine: tritonpipe serve (\S+) (.*)$", made.stderr, re.MULTILINE
+        r"^to try the pipeline on this machine, run: tritonpipe serve (\S+) (.*)$",
+        made.stderr,
+        re.MULTILINE,
     )
     assert hint is not None, made.stderr
     assert hint[1] == str(file)
@@ -123,7 +125,9 @@ def test_a_repository_that_serves(tmp_path: Path) -> None:
     made = run("import", str(repository), f"--output-file={file}", "--strict")
     assert made.returncode == 0, made.stderr
     hint = re.search(
-        r"^to try it on this machine: tritonpipe serve \S+ (.*)$", made.stderr, re.MULTILINE
+        r"^to try the pipeline on this machine, run: tritonpipe serve \S+ (.*)$",
+        made.stderr,
+        re.MULTILINE,
     )
     assert hint is not None, made.stderr
     with served(file, *hint[1].split(), log=tmp_path / "again.log") as server:

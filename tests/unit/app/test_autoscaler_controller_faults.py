@@ -46,7 +46,7 @@ async def test_without_metrics_counts_stay_and_the_cause_is_told(
 ) -> None:
     await grown(loop)
     before = loop.counts
-    loop.collector.says = MetricsFailure(trouble, "the cause, and what to check")
+    loop.collector.says = MetricsFailure(trouble, "no usable samples; check the targets")
     for _ in range(100):
         await loop.tick()
     assert loop.counts == before

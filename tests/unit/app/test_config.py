@@ -87,7 +87,7 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"pod_template": "maybe"}, ["--pod-template", "'allow', 'restricted' or 'forbid'"]),
         (
             {"inference_namespaces": ["team-*"]},
-            ["--inference-namespaces", "'team-*' is not a namespace name"],
+            ["--inference-namespaces", "'team-*' is not a valid namespace name"],
         ),
         (
             {"default_service_account": "*"},

@@ -114,7 +114,7 @@ async def test_pods_grow_when_counts_stand_at_their_most_and_start_from_them(
     events = [
         event.note for made in loop.plans for event in made.events if event.reason == "Scaled"
     ]
-    assert any(note.startswith("pods from 1 to ") for note in events)
+    assert any(note.startswith("scaled pods from 1 to ") for note in events)
     assert loop.counts == {"tokenizer": 2}, "new pods start from the recorded counts"
     await run(loop, 600, **FULL)
     assert recorded(loop) == {"replicas": 4}
@@ -254,7 +254,9 @@ async def test_advisory_tells_and_changes_nothing(monkeypatch: pytest.MonkeyPatc
         for event in made.events
         if event.reason == "ScalingAdvised"
     ]
-    assert [note for note in notes if note.startswith("pods would go from 1 to 2: GPUBound")] != []
+    assert [
+        note for note in notes if note.startswith("pods would be scaled from 1 to 2: GPUBound")
+    ] != []
     assert len([note for note in notes if note.startswith("pods")]) == 1
 
 

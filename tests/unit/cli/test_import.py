@@ -220,7 +220,7 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
         (
             "configs",
             lambda _: [],
-            "encoder: .* configs/ with",
+            "encoder: .* configs/ contains",
         ),
         (
             "versions",

@@ -267,7 +267,12 @@ async def test_answers_that_no_retry_helps(
     messages: Messages,
 ) -> None:
     script.answers = [
-        status(code, reason, "the server's message", causes=[{"field": "spec.x", "message": "bad"}])
+        status(
+            code,
+            reason,
+            'cannot get configmaps "a"',
+            causes=[{"field": "spec.x", "message": "bad"}],
+        )
     ]
     with messages.raises(kind) as caught:
         await client.get(CONFIG_MAPS, "n", "a")

@@ -55,13 +55,19 @@ def test_idle_behind_a_queue_is_starved() -> None:
 @pytest.mark.parametrize(
     ("waited", "gpu", "starved"),
     [(0.0124, 0.4, False), (0.0126, 0.4, True), (0.5, 0.96, False), (0.5, 0.94, True)],
-    ids=["short wait", "wait of more than a service time", "GPU full", "GPU nearly full"],
+    ids=["one request waits", "more than one waits", "GPU full", "GPU nearly full"],
 )
 def test_limits_of_starved(waited: float, gpu: float, starved: bool) -> None:
     assert (
         between(look(101.0, done=1080, queue=50.0 + 80 * waited, busy=11.0, gpu=5.0 + gpu)).starved
         is starved
     )
+
+
+def test_a_wait_longer_than_a_fast_step_is_not_a_queue() -> None:
+    """A request waits 0.2 ms for a step that takes 0.1 ms, which is 6 % busy."""
+    after = look(101.0, done=1300, queue=50.0 + 300 * 0.0002, busy=10.03, gpu=5.4)
+    assert not between(after).starved
 
 
 @pytest.mark.parametrize(("pending", "starved"), [(0.0, False), (2.0, False), (3.0, True)])

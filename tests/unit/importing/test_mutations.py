@@ -29,7 +29,7 @@ BLOCKS = 12
 SEEDS_PER_BLOCK = 42
 # Triton would load these, but the import stops: the choice or the files of a user are needed.
 NEEDS_USER = re.compile(
-    "contains no ensemble; choose|extra0/config\\.pbtxt|does not exist; the directory "
+    "contains no ensemble; use --ensemble|extra0/config\\.pbtxt|does not exist; the directory "
     "contains|input is missing|model\\.json: the file with the engine arguments is missing"
 )
 # Limits of the resource, each with its field.

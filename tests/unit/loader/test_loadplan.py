@@ -185,7 +185,7 @@ def test_a_report_of_any_content_fits_and_is_json(
         assert read == report
 
 
-def test_long_messages_are_cut_in_the_middle_and_sources_survive(messages: Messages) -> None:
+def test_long_messages_are_cut_in_the_middle_and_sources_survive() -> None:
     message = "the reason for the failure " + "x" * 9000 + " what to do"
     finding = LoadFinding(
         step="model", reason=LoadReason.MODEL_MISMATCH, message=message, field="spec.model"
@@ -195,7 +195,8 @@ def test_long_messages_are_cut_in_the_middle_and_sources_survive(messages: Messa
         LoadReport(ok=False, revision="r", sources=(source,), findings=(finding,)).to_json()
     )
     assert read.sources == (source,)
-    messages.check(read.findings[0].message)
+    assert read.findings[0].message.startswith("the reason for the failure xxx")
+    assert read.findings[0].message.endswith("xxx what to do")
     assert len(read.findings[0].message) > 1000
 
 

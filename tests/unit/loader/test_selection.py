@@ -327,7 +327,7 @@ def test_two_sources_never_write_one_file(messages: Messages) -> None:
         ),
     )
     made = layout(item, extra, files=())
-    made.place(item, "bert/1/data", "w")
+    made.place(item, "bert/1/data", "spec.model.source s3://b/k")
     for path in ("bert/1/data", "bert/1/data/x"):
         with messages.raises(LoaderError, match=r"spec\.model\.source"):
-            made.place(extra, path, "w")
+            made.place(extra, path, "spec.model.files[0].source s3://b/k")

@@ -93,7 +93,7 @@ def test_the_message_names_the_critical_ones_and_the_release_that_fixes_all() ->
     assert f"{len(found)} NVIDIA security bulletins" in text
     assert f"critical ({', '.join(critical)})" in text
     fixed = max(one.fixed_in for one in found)
-    assert f"use Triton release {spelled(fixed)} or newer" in text
+    assert f"use Triton release {spelled(fixed)} or later" in text
     assert advisories_of(fixed) == ()
 
 

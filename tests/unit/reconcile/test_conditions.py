@@ -274,7 +274,8 @@ LOADS = [
 def test_what_the_loader_found(
     said: LoadReason, reason: Reason, abnormal: str, phase: str, messages: Messages
 ) -> None:
-    loader = ended(2, report(said, "this is what was found", "spec.model.source"), phase=phase)
+    found = "the source has no file model.onnx; check uri and path"
+    loader = ended(2, report(said, found, "spec.model.source"), phase=phase)
     if phase == "lastState":
         loader |= waiting("CrashLoopBackOff")
     scene = Scene().pod(loader=loader, server=waiting("PodInitializing"))
@@ -291,13 +292,13 @@ def test_the_finding_that_only_the_user_can_mend_speaks(messages: Messages) -> N
         LoadFinding(
             step="tokenizer",
             reason=LoadReason.SOURCE_UNAVAILABLE,
-            message="timeout",
+            message="s3://models/sentiment: no response within 30 s",
             field="spec.tokenizer.source",
         ),
         LoadFinding(
             step="model",
             reason=LoadReason.MODEL_MISMATCH,
-            message="FP16 is not FP32",
+            message="output logits is FP16, but the spec declares FP32",
             field="spec.model",
         ),
         LoadFinding(
@@ -355,7 +356,8 @@ def test_a_model_that_triton_cannot_load(messages: Messages) -> None:
 
 
 def test_the_worst_pod_speaks(messages: Messages) -> None:
-    bad = ended(2, report(LoadReason.MODEL_MISMATCH, "no", "spec.model"))
+    mismatch = "output logits is FP16, but the spec declares FP32"
+    bad = ended(2, report(LoadReason.MODEL_MISMATCH, mismatch, "spec.model"))
     scene = Scene(replicas=3).pod(loader=RUNNING).pod(placed=NO_GPU).pod(loader=bad)
     assert scene.reasons()["Ready"] == "False ModelMismatch"
     messages.check(scene.message())

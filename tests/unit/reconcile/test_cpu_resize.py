@@ -174,7 +174,9 @@ def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
         made.pass_time(1).control().run_pods()
     pods = [Pod.of(made._raw(pod)) for pod in made.pods]
     assert limits(made) == [("3750m", "3750m")] * 2
-    assert pending_reason(pods[0]) == "is Deferred on node node-1: said the kubelet"
+    assert pending_reason(pods[0]) == (
+        "has a resize that is Deferred on node node-1: Node didn't have enough resource: cpu"
+    )
     assert pending_reason(pods[1]) == ""
     seen = observation_of(pods, made.deployment, 3750)
     assert (list(seen.resize_pending), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
@@ -202,7 +204,7 @@ def test_releases_up_to_1_32_tell_it_elsewhere() -> None:
     made.step()
     raw = made._raw(made.pods[0])
     raw["status"]["resize"] = "Infeasible"
-    assert pending_reason(Pod.of(raw)) == "is Infeasible on node node-1"
+    assert pending_reason(Pod.of(raw)) == "has a resize that is Infeasible on node node-1"
 
 
 def test_a_kubelet_that_tells_nothing_is_named() -> None:

@@ -33,7 +33,7 @@ STRATEGIES = ("Auto", "NoSurge", "Recreate")
 MISSING = LoadFinding(
     step="model",
     reason=LoadReason.SOURCE_UNAVAILABLE,
-    message="has no file model.onnx (404)",
+    message="the source has no file model.onnx (404)",
     field="spec.model.source.uri",
 )
 FULL = LoadFinding(step="model", reason=LoadReason.NO_SPACE, message="the volume is full")

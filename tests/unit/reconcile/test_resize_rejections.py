@@ -100,7 +100,7 @@ def test_a_refusal_is_known_by_its_words(
     found = rejection_of(error(status, message), "p", 3350, None, NOW)
     assert found.cause is kind
     assert "3350m" in found.text
-    assert found.text.endswith(f"({message})"), "the API server's own words are told"
+    assert f" ({message}); " in found.text, "the API server's own words are told"
     messages.check(found.text)
     assert found.is_node_limit == (kind is RejectionCause.NODE), (
         "nothing else bounds what the pod can have"

@@ -491,7 +491,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     world.change(model={"maxBatchSize": -1})
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
-    failed(world, "the spec became invalid during the run; correct the cause, then change spec")
+    failed(world, "the spec became invalid during the run; fix the cause, and then change spec")
     assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().is_empty
@@ -503,7 +503,7 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     world = asked().measuring()
     del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
     world.change(model={"maxBatchSize": -1}).step()
-    failed(world, "the spec became invalid during the run; correct the cause, then change spec")
+    failed(world, "the spec became invalid during the run; fix the cause, and then change spec")
     assert world.left == []
 
 

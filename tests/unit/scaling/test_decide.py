@@ -79,7 +79,7 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     assert step.count == 12
     assert "620 requests/s" in step.reason
     assert "10 ms" in step.reason
-    assert "the wait is 10500 ms" in step.reason  # people read it: no power of ten
+    assert "the wait time is 10500 ms" in step.reason  # people read it: no power of ten
     assert done.state.steps[TOKENIZER].desired == 12
     assert done.state.history[0].after == 12
 
@@ -527,7 +527,7 @@ def test_stale_and_missing_samples_are_told_apart_with_what_to_look_at(messages:
     old = decided(sample(LOADED, now=NOW - 13), 2)
     assert old.verdict is Verdict.UNKNOWN
     assert old.problem is MetricsProblem.STALE
-    none = decided(PipelineSample({}, INTERVAL, "default"), 2)
+    none = decided(PipelineSample({}, INTERVAL, 'Prometheus connection "default"'), 2)
     assert none.problem is MetricsProblem.MISSING
     assert "PodMonitor" in none.message
     messages.check(none.message)

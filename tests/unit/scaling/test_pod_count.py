@@ -209,7 +209,7 @@ def test_bounds_bind_at_once_and_say_so() -> None:
     assert (less.count, less.reason) == (8, "spec.scaling.pods allows 1 to 8")
     capped = run(remembered(8), decision(Verdict.GPU_BOUND, gpu=1.0), 120, ready=8)
     assert text_of(capped).startswith(
-        "the load needs 11 pods; spec.scaling.pods.max limits the number of pods to 8"
+        "the load needs 11 pods, but spec.scaling.pods.max limits the number of pods to 8"
     )
 
 

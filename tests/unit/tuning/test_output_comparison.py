@@ -302,7 +302,7 @@ async def test_bursts_beyond_a_short_queue_still_time_the_steps(messages: Messag
     server = Bursts(1e6, carried=50.0)
     found = await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
     assert len(found.latencies) > 700
-    server.description = "500 Internal MeasuredServer Error: no"
+    server.description = "500 Internal Server Error: no"
     with messages.raises(TuneError, match="500"):
         await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
 

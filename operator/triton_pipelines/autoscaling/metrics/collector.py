@@ -252,7 +252,7 @@ class PrometheusCollector:
         checks = (
             "Check that (1) Prometheus is running and responds at "
             f"{self.connection.url}/api/v1/query, (2) the operator's pod can reach it "
-            f"(NetworkPolicy), and (3) the connection is configured correctly, in {CONNECTIONS}"
+            f"(NetworkPolicy), and (3) the connection is configured correctly in {CONNECTIONS}"
         )
         return dict.fromkeys(
             expected,

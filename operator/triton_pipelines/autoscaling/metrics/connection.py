@@ -67,7 +67,7 @@ class ConnectionModel(BaseModel):
 def _label_name(value: str) -> str:
     if not _LABEL.fullmatch(value) or value.startswith("__"):
         raise ValueError(
-            f"{value!r} is not a label name; use letters, digits and _, and do not start "
+            f"{value!r} is not a valid label name; use letters, digits and _, and do not start "
             "with a digit or __"
         )
     return value
@@ -79,8 +79,8 @@ LabelName = Annotated[str, AfterValidator(_label_name)]
 def _namespace_name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(
-            f"{value!r} is not a namespace name; wildcards are not supported, so list each "
-            "namespace"
+            f"{value!r} is not a valid namespace name; wildcards are not supported, so list "
+            "each namespace"
         )
     return value
 
@@ -215,7 +215,8 @@ class Connection(ConnectionModel):
             _ = parts.port
         except ValueError:
             raise ValueError(
-                "is not a URL; use a URL such as https://prometheus.monitoring.svc:9090/prefix"
+                "the value is not a valid URL; use a URL such as "
+                "https://prometheus.monitoring.svc:9090/prefix"
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
@@ -228,7 +229,7 @@ class Connection(ConnectionModel):
             or re.search(r"[\s\x00-\x1f\\]", value)
         ):
             raise ValueError(
-                "is not an http or https URL; use a URL such as "
+                "the value is not an http or https URL; use a URL such as "
                 "https://prometheus.monitoring.svc:9090/prefix"
             )
         if parts.query or parts.fragment:

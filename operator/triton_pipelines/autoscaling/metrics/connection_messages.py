@@ -61,8 +61,8 @@ def unused_connection_note(name: str) -> str:
     The note is appended to the source. The pipeline's pods are then read directly.
     """
     return (
-        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any "
-        "other connection. Omit the field, or add the connection to the operator with "
+        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, because no "
+        "connections are configured. Omit the field, or add the connection to the operator with "
         f"{CONNECTIONS}"
     )
 

@@ -40,7 +40,7 @@ def parse_connections(text: str, place: str = "metrics connections") -> dict[str
             f"{place}: invalid YAML{f' at line {mark.line + 1}' if mark else ''}"
         ) from None
     if not isinstance(document, dict):
-        raise ConnectionsError(f"{place}: the file must be a mapping with the key connections")
+        raise ConnectionsError(f"{place}: the file must be a mapping with the key 'connections'")
     return _validated(document, place)
 
 
@@ -90,7 +90,7 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
     for index, one in enumerate(found):
         if one.name in named:
             raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is a duplicate; use a "
+                f"{place}: connections[{index}].name: {one.name!r} is not unique; use a "
                 "different name for each connection"
             )
         named[one.name] = one

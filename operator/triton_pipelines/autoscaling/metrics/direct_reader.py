@@ -156,10 +156,13 @@ class DirectReader:
         note = ""
         if bad:
             pod, (_, why) = min(bad.items())
-            note = (
-                f"the metrics pages of {len(bad)} of {len(one.pods)} pods contain no usable "
-                f"samples, such as pod {pod}: {why}"
+            pages = (
+                f"the metrics page of pod {pod} contains"
+                if len(bad) == 1
+                else f"the metrics pages of {len(bad)} of {len(one.pods)} pods, such as pod {pod}, "
+                "contain"
             )
+            note = f"{pages} no usable samples: {why}"
         if not pods:
             problems_seen = {problem for problem, _ in bad.values()} or {MetricsProblem.MISSING}
             return MetricsFailure(

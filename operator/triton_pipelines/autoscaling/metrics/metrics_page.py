@@ -117,7 +117,7 @@ def parse_metrics_page(
     if not is_tritons:
         raise MetricsPageError(
             "the page has no nv_inference_* series; run the server with "
-            "--allow-metrics=true and counter_latencies on"
+            "--allow-metrics=true and counter_latencies enabled"
         )
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None
@@ -166,6 +166,6 @@ def _unescaped(found: re.Match[str]) -> str:
 def _sane(name: str, value: float) -> float:
     if not math.isfinite(value) or value < 0:
         raise MetricsPageError(
-            f"{name} is {value}, which is not a valid value of a Triton counter or gauge"
+            f"{name} is {value}, which is not a valid value for a Triton counter or gauge"
         )
     return value

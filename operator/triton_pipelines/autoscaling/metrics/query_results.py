@@ -108,7 +108,7 @@ def clock(kind: str, result: Sequence[Any]) -> float:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
         raise QueryResultError(
-            "the result has no evaluation time; check that the URL is that of a Prometheus server"
+            "the result has no evaluation time; check that the URL points to a Prometheus server"
         )
     return value
 

@@ -89,12 +89,15 @@ def assess_sample(
     notes = list(seen.general_notes)
     if bad:
         pod, (_, why) = next(iter(sorted(bad.items())))
-        notes.append(
-            f"{len(bad)} of {len(keys)} pods have no usable samples, such as pod {pod}: {why}"
+        who = (
+            f"pod {pod} has"
+            if len(bad) == 1
+            else f"{len(bad)} of {len(keys)} pods, such as pod {pod}, have"
         )
+        notes.append(f"{who} no usable samples: {why}")
     notes += sorted(
         {
-            f"{pod} {seen.notes[expected.namespace, pod]}"
+            f"pod {pod}: {seen.notes[expected.namespace, pod]}"
             for pod in good
             if (expected.namespace, pod) in seen.notes
         }
@@ -148,7 +151,10 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
     if seen.up is None:
         return ""
     if key not in seen.up:
-        return "; Prometheus has no such target (no PodMonitor, not selected, or other labels)"
+        return (
+            "; Prometheus has no such target (the PodMonitor is missing or not selected, or the"
+            " labels differ)"
+        )
     return (
         "; the target is up"
         if seen.up[key]
@@ -180,16 +186,16 @@ def _failure(
     problems = {problem for problem, _ in bad.values()}
     problem = problems.pop() if len(problems) == 1 else MetricsProblem.PARTIAL
     pod, (_, why) = next(iter(sorted(bad.items())))
-    of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
+    of = f"pod {pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as pod {pod}"
     checks = {
         MetricsProblem.MISSING: (
-            "(1) there is a PodMonitor (spec.observability.podMonitor, or the chart's), (2) "
-            "Prometheus selects it (its labels and namespace) and the target is up, and (3) "
+            "(1) there is a PodMonitor (from spec.observability.podMonitor or the chart), (2) "
+            "Prometheus selects it (by labels and namespace) and the target is up, and (3) "
             "series arrive with these labels"
         ),
         MetricsProblem.STALE: (
             "(1) the target is still up, (2) Prometheus is not falling behind and was not "
-            "restarted, and (3) series arrive"
+            "restarted, and (3) new samples arrive for this query"
         ),
         MetricsProblem.PARTIAL: (
             "(1) all models are loaded, (2) relabeling rules drop no series, and (3) "

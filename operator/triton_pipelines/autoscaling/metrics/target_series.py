@@ -68,16 +68,16 @@ def series_of_one_target(
         return (
             targets[best],
             (
-                f"is scraped more than once ({values}); keep one scrape configuration for this "
-                "target"
+                f"the pod is scraped more than once ({values}); keep one scrape configuration for "
+                "this target"
             ),
             "",
         )
     own = [target for target in targets.values() if address and _has_address(target, address)]
     if len(own) == 1 and all(len(several) == 1 for several in own[0].values()):
         note = (
-            f"has the same name as other targets ({values}). The operator uses the target at "
-            f"{address}; set matchers in the connection to select one explicitly"
+            f"the pod has the same name as other targets ({values}). The operator uses the target "
+            f"at {address}; set matchers in the connection to select one explicitly"
         )
         return own[0], note, ""
     problem = (

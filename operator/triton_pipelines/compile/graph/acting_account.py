@@ -47,7 +47,7 @@ def check_acting_account(declared: str | None, options: Options) -> Iterator[Fin
     else:
         message = (
             f"the operator cannot impersonate service account {declared!r}; use "
-            f"{' or '.join(allowed)}, or ask the operator's administrator to add "
+            f"{' or '.join(map(repr, allowed))}, or ask the operator's administrator to add "
             f"{declared!r} to --impersonated-service-accounts"
         )
     yield Finding(FIELD, message, code=FindingCode.FORBIDDEN)

@@ -159,7 +159,7 @@ def lint_server(pipeline: InferencePipeline, graph: Graph, image: str) -> Iterat
         fixed = max(one.fixed_in for one in advisories_of(release))
         yield warning(
             _IMAGE,
-            f"{text}; use Triton release {spelled(fixed)} or newer",
+            f"{text}; use Triton release {spelled(fixed)} or later",
             code=FindingCode.SERVER_ADVISORY,
         )
     for fatal in fatal_requests_of(release):

@@ -259,8 +259,8 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
         except ValueError as error:
             yield Finding(
                 f"{path}.data[{position}]",
-                f"{text!r:.60} {error}; the data type of input '{example.name}' is "
-                f"{tensor.data_type.value}",
+                f"input '{example.name}' has data type {tensor.data_type.value}, but "
+                f"{text!r:.60} {error}",
                 code=FindingCode.INVALID_EXAMPLE,
             )
 

@@ -148,10 +148,15 @@ def _labels(labels: Sequence[str]) -> Iterator[Finding]:
     if twice:
         yield warning(
             "spec.postprocess.labels",
-            f"{listed(twice)} occurs more than once, so clients cannot tell these classes "
-            "apart; use a different label for each class",
+            f"{_repeated(twice)} more than once, so clients cannot tell these classes apart; "
+            "use a different label for each class",
             code=FindingCode.DUPLICATE_LABEL,
         )
+
+
+def _repeated(labels: Sequence[str]) -> str:
+    names = listed([repr(label) for label in labels])
+    return f"label {names} occurs" if len(labels) == 1 else f"labels {names} occur"
 
 
 def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

@@ -153,12 +153,16 @@ class _Ensemble:
         if (versions is None and step.model_version > 0) or (versions is not None and not versions):
             return
         if versions is None or step.model_version not in versions:
-            there = "" if versions is None else (f"; served versions: {listed(sorted(versions))}")
+            there = (
+                ""
+                if versions is None
+                else f", or one of the served versions: {listed(sorted(versions))}"
+            )
             self.findings.add(
                 f"{path}.model_version",
                 RuleId.STEP_VERSION,
                 f"version {step.model_version} of {step.model_name!r} is not served; use -1 for"
-                f" the latest{there}",
+                f" the latest version{there}",
             )
 
     def _batch_size(self, step: Any, path: str, model: Any) -> None:

@@ -68,7 +68,7 @@ class CountChanger:
                     state,
                     (
                         "the desired instance counts could not be saved, so no pod was changed; "
-                        "the operator retries"
+                        "the operator retries automatically"
                     ),
                 )
                 state.memory, state.output.intent = before, None
@@ -141,7 +141,7 @@ class CountChanger:
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
-        self._fail(state, f"{step.name} from {old} to {count}: {change.reason}")
+        self._fail(state, f"{step.name} was not scaled from {old} to {count}: {change.reason}")
         self.metrics.observe_action(key, step.name, direction, "Failed", None)
         self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
         if previous is not None and count > previous and not change.reached_a_pod:

@@ -124,7 +124,7 @@ class Draft:
             PolicyConflict: No earlier policy makes it.
         """
         if kind not in self.decisions:
-            raise PolicyConflict(f"no earlier policy decides {kind.__name__}")
+            raise PolicyConflict(f"no earlier policy has decided {kind.__name__}")
         return cast(D, self.decisions[kind])
 
     def extended(self, policy: Policy, outcome: Outcome) -> Draft:
@@ -135,10 +135,15 @@ class Draft:
         """
         kind = type(outcome.decision)
         if outcome.decision is not None and kind in self.decisions:
-            raise PolicyConflict(f"policy {policy.name} decides {kind.__name__} a second time")
+            raise PolicyConflict(
+                f"policy {policy.name} decides {kind.__name__}, which an earlier policy has decided"
+            )
         for state in outcome.states:
             if STATE_NAMES[type(state)] not in (policy.name, *policy.amends):
-                raise PolicyConflict(f"policy {policy.name} changes {type(state).__name__}")
+                raise PolicyConflict(
+                    f"policy {policy.name} changes {type(state).__name__}, which another policy "
+                    "owns"
+                )
         decisions = self.decisions
         if outcome.decision is not None:
             decisions = {**decisions, kind: outcome.decision}

@@ -166,7 +166,7 @@ def _offered(nodes: Sequence[Object] | None, resource: str) -> str:
         if amount and str(amount) != "0":
             product = ((node["metadata"].get("labels")) or {}).get(GPU_PRODUCT_LABEL, "")
             offers.append(
-                f"{node['metadata']['name']}: {amount}{f' ({product})' if product else ''}"
+                f"{amount} on node {node['metadata']['name']}{f' ({product})' if product else ''}"
             )
     if not offers:
         return f"none of the {len(nodes)} nodes provides {resource}; "
@@ -255,7 +255,7 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
             if model.state == "UNAVAILABLE" and model.reason and model.reason != "unloaded"
         ]
         if failed:
-            text = "; ".join(f"{model.name}: {model.reason}" for model in failed)
+            text = "; ".join(f"model '{model.name}': {model.reason}" for model in failed)
             return Problem(
                 Reason.MODEL_FAILED, f"pod {pod.name}: Triton could not load {text}", pod.name
             )
@@ -265,26 +265,34 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
     )
     if ended and not status.get("ready"):
         tail = str(ended.get("message") or "").strip()[-600:]
+        log = f"; its log ends with: {tail}" if tail else ""
         why = f"{ended.get('reason', 'Error')}, {_exit_code(ended.get('exitCode'))}"
         return Problem(
             Reason.SERVER_CRASHED,
-            f"pod {pod.name}: Triton exited ({why}; restarts: "
-            f"{status.get('restartCount', 0)}); its log ends with: {tail}",
+            f"pod {pod.name}: Triton exited ({why}; restarts: {status.get('restartCount', 0)})"
+            f"{_known_cause(ended.get('exitCode'))}{log}",
             pod.name,
         )
     return None
 
 
 def _exit_code(code: object) -> str:
-    """Return an exit code with the signal that it stands for, and its known cause."""
+    """Return an exit code with the signal that it stands for."""
+    number = _signal(code)
+    return f"exit code {code}" if number is None else f"exit code {code} ({number.name})"
+
+
+def _known_cause(code: object) -> str:
+    """Return what is known to cause an exit code, to follow other text; empty if nothing is."""
+    return f"; {_CLASSIFICATION}" if _signal(code) is signal.SIGFPE else ""
+
+
+def _signal(code: object) -> signal.Signals | None:
+    """Return the signal that an exit code stands for."""
     try:
-        number = signal.Signals(code - 128) if isinstance(code, int) and code > 128 else None
+        return signal.Signals(code - 128) if isinstance(code, int) and code > 128 else None
     except ValueError:
-        number = None
-    if number is None:
-        return f"exit code {code}"
-    hint = f": {_CLASSIFICATION}" if number is signal.SIGFPE else ""
-    return f"exit code {code} ({number.name}){hint}"
+        return None
 
 
 def _starting(pod: Pod) -> Problem:

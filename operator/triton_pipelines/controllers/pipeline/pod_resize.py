@@ -184,7 +184,7 @@ def pending_reason(pod: Pod) -> str:
     state, why = resize_state(pod)
     node = str((pod.raw.get("spec") or {}).get("nodeName") or "its node")
     if state:
-        return f"is {state} on node {node}{f': {why}' if why else ''}"
+        return f"has a resize that is {state} on node {node}{f': {why}' if why else ''}"
     failed = str(pod.condition(IN_PROGRESS).get("message", ""))
     return f"does not have {requested_limit(pod)}m of CPU yet{(f': {failed}' if failed else '')}"
 

@@ -58,32 +58,35 @@ class RejectionCause(StrEnum):
 _AFFECTS_ALL_PODS: Final = frozenset(
     {RejectionCause.QUOTA, RejectionCause.RIGHTS, RejectionCause.ABSENT}
 )
-_EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
+# For each cause, why the change is not possible, and what to do.
+_EXPLANATIONS: Final[Mapping[RejectionCause, tuple[str, str]]] = {
     RejectionCause.NODE: (
-        "its node has too little CPU or does not support in-place resizing; lower "
-        "instances.max, or use a larger Linux node"
+        "its node has too little CPU or does not support in-place resizing",
+        "lower instances.max, or use a larger Linux node",
     ),
-    RejectionCause.QUOTA: "a ResourceQuota of the namespace forbids the change; raise the "
-    "quota, or lower instances.max",
+    RejectionCause.QUOTA: (
+        "a ResourceQuota of the namespace forbids the change",
+        "raise the quota, or lower instances.max",
+    ),
     RejectionCause.RIGHTS: (
-        "the operator is not allowed to resize pods; grant its role the verb patch on "
-        "pods/resize (rbac.podResize in the chart)"
+        "the operator is not allowed to resize pods",
+        "grant its role the patch verb on pods/resize (rbac.podResize in the chart)",
     ),
     RejectionCause.RANGE: (
-        "a LimitRange of the namespace forbids the change; adjust the LimitRange, or lower "
-        "instances.max"
+        "a LimitRange of the namespace forbids the change",
+        "adjust the LimitRange, or lower instances.max",
     ),
     RejectionCause.ADMISSION: (
-        "an admission policy or the API server rejects the change; fix the problem that "
-        "the message in parentheses reports"
+        "an admission policy or the API server rejects the change",
+        "fix the reported problem",
     ),
     RejectionCause.INVALID: (
-        "the API server rejects the change as invalid; fix the problem that the "
-        "message in parentheses reports, or omit spec.scaling.cpuResize"
+        "the API server rejects the change as invalid",
+        "fix the reported problem, or omit spec.scaling.cpuResize",
     ),
     RejectionCause.ABSENT: (
-        "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later; "
-        "upgrade the cluster, or omit spec.scaling.cpuResize"
+        "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later",
+        "upgrade the cluster, or omit spec.scaling.cpuResize",
     ),
 }
 
@@ -170,7 +173,8 @@ def rejection_of(
     is_repeated = previous is not None and previous.cause is cause
     attempts = previous.attempts + 1 if previous is not None and is_repeated else 1
     delay = min(BACKOFF_MAX, BACKOFF * 2 ** min(attempts - 1, 16))
-    reason = f"cannot get {limit}m of CPU, because {_EXPLANATIONS[cause]} ({error.message})"
+    why, remedy = _EXPLANATIONS[cause]
+    reason = f"cannot get {limit}m of CPU, because {why} ({error.message}); {remedy}"
     return ResizeRejection(pod, cause, limit, reason, now + delay, attempts)
 
 

@@ -180,7 +180,7 @@ def _preflight(case: _ServingCase) -> list[Condition] | None:
         text = f"{case.progress}; preflight: {problem.message}; {keeps}"
         return case.not_ready(kind, problem.reason, text)
     text = (
-        f"{case.progress}; a preflight checks this revision, and {keeps} until the "
+        f"{case.progress}; a preflight is checking this revision, and {keeps} until the "
         "preflight has passed"
     )
     if rollout.downtime:

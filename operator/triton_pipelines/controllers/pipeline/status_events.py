@@ -69,17 +69,17 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     added = [
         item for item in (after.get("scaling") or {}).get("history") or () if item not in known
     ]
-    reason, verb = (
-        ("ScalingAdvised", " would go")
+    reason, text = (
+        ("ScalingAdvised", "{step} would be scaled from {from} to {to}: {reason}")
         if (after.get("scaling") or {}).get("mode") == ScalingMode.ADVISORY
-        else ("Scaled", "")
+        else ("Scaled", "scaled {step} from {from} to {to}: {reason}")
     )
     events = [
         Event(
             False,
             reason,
             "Scale",
-            f"{item['step']}{verb} from {item['from']} to {item['to']}: {item['reason']}",
+            text.format_map(item),
         )
         for item in reversed(added)
     ]

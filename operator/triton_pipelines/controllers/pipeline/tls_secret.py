@@ -102,8 +102,8 @@ class TlsSecrets:
         except Forbidden:
             problem = (
                 f"{place} cannot be read by the operator in namespace {namespace}; add the "
-                "Secret to rbac.tlsSecrets in the chart, or create a Role that allows get "
-                "for this Secret"
+                "Secret to rbac.tlsSecrets in the chart, or create a Role that grants get "
+                "on this Secret"
             )
             return _Reading(now, "", None, problem)
         version = str(secret["metadata"].get("resourceVersion") or "")

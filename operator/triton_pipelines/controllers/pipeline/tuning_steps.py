@@ -115,7 +115,7 @@ def pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
     if problem is not None:
         message = f"{problem.reason.value}: {reason}"
     elif rejection:
-        message += f"; the API server rejects it: {rejection}"
+        message += f"; the API server rejects the pod: {rejection}"
     return TuningDecision(run, tuple(_canary_objects(stage, name)), message)
 
 

@@ -247,7 +247,8 @@ class _FileAdaptation:
             if self.source != self.path:
                 raise _RefusedError(
                     AdaptationRefusal.of(
-                        f"the conversion of the graph to opset {OPSET} cannot be verified here",
+                        f"the conversion of the graph to opset {OPSET} cannot be verified in "
+                        "this environment",
                         f"export the model with opset {OPSET}",
                     )
                 )

@@ -51,5 +51,5 @@ def too_old(version: int) -> AdaptationRefusal:
     """Return the refusal of a graph whose opset is not, or cannot be, converted."""
     return AdaptationRefusal.of(
         f"opset {version} is too old",
-        f"export the model with opset {OPSET} or newer, or {FIXED}",
+        f"export the model with opset {OPSET} or later, or {FIXED}",
     )

@@ -169,7 +169,7 @@ class HubSource:
         match error:
             case HFValidationError():
                 return SourceError(
-                    f"{self._repo!r} is not a repository name; use hf://org/name ({error})"
+                    f"{self._repo!r} is not a valid repository name; use hf://org/name ({error})"
                 )
             case GatedRepoError():
                 return SourceError(
@@ -203,5 +203,7 @@ def _connection_error(error: Exception) -> SourceError:
     if certificate_error(error) is not None:
         return SourceError("the hub's certificate is not trusted; set its CA in source.caRef")
     return SourceError(
-        f"the hub cannot be reached ({type(error).__name__}: {error})", retryable=True
+        f"the hub cannot be reached ({type(error).__name__}: {error}); check the network and "
+        "proxy settings",
+        retryable=True,
     )

@@ -37,5 +37,5 @@ def unpacked_error(what: str, packed: int) -> SourceError:
     return SourceError(
         f"the source has {what} of {format_bytes(packed)} that unpacks to more than "
         f"{format_bytes(unpacked_limit(packed))}, which is implausible for a model; check "
-        "the origin, or publish the files uncompressed"
+        "the origin of the source, or publish the files uncompressed"
     )

@@ -215,7 +215,7 @@ def _adopt_accelerators(
         if cache:
             report.changed(
                 f"{model.origin}: trt_engine_cache_path",
-                f"{cache} is replaced, because the operator chooses a path outside the "
+                f"{cache} was replaced, because the operator chooses a path outside the "
                 "model's directory",
                 f"{step.path}.optimization",
             )

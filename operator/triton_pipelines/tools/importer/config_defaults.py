@@ -81,7 +81,7 @@ def _add_backend(model: RepositoryModel, notes: list[ImportNote]) -> None:
         notes.append(
             ImportNote(
                 model.origin,
-                f"backend {config.backend} is derived from {main}",
+                f"backend {config.backend} was derived from {main}",
                 NoteSeverity.INFO,
             )
         )
@@ -139,7 +139,7 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
     notes.append(
         ImportNote(
             model.origin,
-            f"inputs, outputs and batching were derived from {name}, as Triton would do",
+            f"inputs, outputs and batching were derived from {name}, as Triton does",
             NoteSeverity.INFO,
         )
     )

@@ -149,8 +149,8 @@ def _check_token_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
         if len(tensor.dims or ()) != 2:
             raise MissingInformationError(
                 f"{given.graph_name}: input {tensor.name!r} has shape {_shown(tensor)}, but "
-                "a tokenizer produces [batch, sequence]; export the model with this shape, "
-                "or rename the input"
+                "a tokenizer produces shape [batch, sequence]; export the input with that "
+                "shape, or rename the input"
             )
         if tensor.data_type not in ("INT64", "INT32"):
             raise MissingInformationError(

@@ -219,7 +219,8 @@ class FileSources:
             self.report.info(
                 f"{model.name}/{latest}/{main}",
                 f"the code imports {', '.join(packages)}; use a server image that contains "
-                f"these packages, or add the packages as {path}.environment",
+                f"these packages, or set {path}.environment to a Python environment that "
+                "contains them",
                 path,
             )
 

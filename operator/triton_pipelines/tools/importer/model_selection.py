@@ -252,8 +252,8 @@ def _entry(
     if len(calling) == 1:
         return calling[0]
     raise ModelRepositoryError(
-        "the repository contains no ensemble; choose the model that clients call with "
-        f"--ensemble: {_listed(model.name for model in values)}"
+        "the repository contains no ensemble; use --ensemble to choose the model that clients "
+        f"call: {_listed(model.name for model in values)}"
     )
 
 

@@ -91,6 +91,6 @@ def _missing_versions(model: RepositoryModel) -> Iterator[str]:
         yield (
             f"{model.origin}: version_policy.specific.versions: {versions} "
             f"{listed([str(version) for version in missing])} {does} not exist; the directory "
-            f"contains only {present}. "
+            f"contains only {'version' if len(model.versions) == 1 else 'versions'} {present}. "
             f"Remove the {versions} from the list, or add the version {folder}"
         )

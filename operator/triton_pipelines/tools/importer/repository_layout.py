@@ -79,8 +79,8 @@ def no_model_message(folder: Path) -> str:
             f"{folder / inner[0]}"
         )
     return (
-        "the directory contains no model; specify a directory that contains models, which "
-        f"are subdirectories with {CONFIG} or a numbered version"
+        "the directory contains no model; specify a directory that contains models "
+        f"(subdirectories with a {CONFIG} file or a numbered version directory)"
     )
 
 

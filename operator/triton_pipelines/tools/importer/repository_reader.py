@@ -249,7 +249,7 @@ def _config_file(
     if chosen is None and named:
         listed = ", ".join(file.stem for file in named)
         raise ModelRepositoryError(
-            f"{path.name}: the directory has no {CONFIG}, only {CONFIGS}/ with {listed}; "
-            "choose a config with --config-name"
+            f"{path.name}: the directory has no {CONFIG}, but {CONFIGS}/ contains the configs "
+            f"{listed}; choose a config with --config-name"
         )
     return chosen, str(chosen.relative_to(path.parent)) if chosen is not None else path.name

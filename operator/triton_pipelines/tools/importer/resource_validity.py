@@ -115,6 +115,6 @@ def _messages(
 ) -> list[str]:
     return [
         f"{_origin(draft, finding.path, selection)}: an InferencePipeline cannot represent "
-        f"this setting. {finding.path}: {finding.message}"
+        f"this setting: {finding.path}: {finding.message}"
         for finding in findings
     ]

@@ -292,7 +292,7 @@ def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
     instances = schedulers.instance_group(groups[0]) if merged is None else merged
     if merged is None:
         listed = ", ".join(
-            f"{group.count} of {type(group).Kind.Name(group.kind)}{list(group.gpus) or ''}"
+            f"{type(group).Kind.Name(group.kind)}{list(group.gpus) or ''} with count {group.count}"
             for group in groups
         )
         files.report.lost(
@@ -304,7 +304,7 @@ def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
     elif len(groups) > 1:
         files.report.info(
             f"{model.origin}: instance_group",
-            f"{len(groups)} equal groups were merged into one",
+            f"{len(groups)} identical instance groups were merged into one",
             path,
         )
     if instances["kind"] == "Auto":

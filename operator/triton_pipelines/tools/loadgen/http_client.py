@@ -86,9 +86,12 @@ class HttpTransport:
                 self._idle.append(await self._connect())
         except OSError as error:
             await self.close()
+            place, cause = f"{self._host}:{self._port}", _describe_error(error)
             raise LoadGeneratorError(
-                f"cannot connect to {self._host}:{self._port} ({_describe_error(error)}); "
-                "check the address, and that the server is running"
+                f"cannot connect to {place}: {cause}"
+                if isinstance(error, ssl.SSLError)
+                else f"cannot connect to {place} ({cause}); check that the address is correct and "
+                "the server is running"
             ) from error
         self._task(self._sweep())
 
@@ -277,7 +280,7 @@ def _describe_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"the certificate was rejected ({error.verify_message}); set SSL_CERT_FILE to a "
-            "PEM file with the trusted authorities"
+            "PEM file with the trusted certificate authorities"
         )
     if isinstance(error, ssl.SSLError):  # its number is not an errno
         return f"TLS failed ({error.reason}); if the server does not use TLS, use http://HOST:PORT"

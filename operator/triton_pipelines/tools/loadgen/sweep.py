@@ -68,7 +68,8 @@ class SweepEndedError(LoadGeneratorError):
         self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, SweepResult]]
     ) -> None:
         super().__init__(
-            f"{reason}. The measurement ended after {rounds} of {total} runs, whose results follow"
+            f"{reason}. The measurement stopped after {rounds} of {total} runs; their results "
+            "follow"
         )
         self.rounds, self.total = rounds, total
         self.measured = dict(measured)

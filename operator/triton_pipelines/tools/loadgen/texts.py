@@ -170,7 +170,9 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
         raise TextsError(f"invalid JSON: {error}") from None
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise TextsError('the file must contain "data", a list of mappings from input to value')
+        raise TextsError(
+            'the file must contain "data", a list of mappings from input names to values'
+        )
     flat: list[tuple[str, Any]] = []
     for number, entry in enumerate(entries):
         if isinstance(entry, list):
@@ -180,13 +182,13 @@ def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
     result = []
     for place, entry in flat:
         if not isinstance(entry, dict) or not entry:
-            raise TextsError(f"{place}: must be a mapping from input to value")
+            raise TextsError(f"{place}: must be a mapping from input names to values")
         result.append(
             {str(name): _tensor(value, f"{place}.{name}") for name, value in entry.items()}
         )
     if not result:
         raise TextsError(
-            '"data" contains no requests; add at least one mapping from input to value'
+            '"data" contains no requests; add at least one mapping from input names to values'
         )
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
@@ -206,7 +208,7 @@ def _tensor(value: Any, place: str) -> InputValue:
             if not isinstance(given, list) or not all(
                 isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given
             ):
-                raise TextsError(f"{place}.shape: must be a list of sizes")
+                raise TextsError(f"{place}.shape: must be a list of non-negative integers")
             shape = tuple(given)
         if "b64" in value:
             try:

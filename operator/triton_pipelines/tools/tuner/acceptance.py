@@ -265,8 +265,8 @@ def _verified_rate(
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
         return (
             rate,
-            f"{met}, but the current setting did not exceed this budget at a rate "
-            f"{MIN_GAIN:.0%} lower",
+            f"{met}, but the current setting did not exceed the budget at a rate "
+            f"{MIN_GAIN:.0%} lower, so the gain is not verified",
         )
     if is_unrepeated:
         return rate, f"{met}, but this was not confirmed by a second measurement"

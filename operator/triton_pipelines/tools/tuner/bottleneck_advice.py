@@ -156,14 +156,15 @@ def _model_advice(
     if cost.fixed > FIXED_SHARE * total:
         return BottleneckAdvice(
             Bottleneck.COMPUTE,
-            f"Compute-bound by the fixed cost of executions: {load.text}, "
-            f"{cost.fixed / total:.0%} of it independent of the rows ({rows:.0f} per "
-            "batch). Fill the batches (with a longer delay, or clients that send more "
-            "rows), or use a compiled engine.",
+            f"Compute-bound by the fixed cost per execution: {load.text}; "
+            f"{cost.fixed / total:.0%} of that time does not depend on the number of rows "
+            f"({rows:.0f} per batch). Fill the batches (with a longer delay, or clients that "
+            "send more rows), or use a compiled engine.",
         )
     return BottleneckAdvice(
         Bottleneck.COMPUTE,
-        f"Compute-bound: {load.text}, most of it per row, at {rows:.0f} rows per batch. "
+        f"Compute-bound: {load.text}; most of that time depends on the number of rows "
+        f"({rows:.0f} per batch). "
         "Larger batches have little effect. Use a faster or smaller model, lower "
         "precision, another GPU or another replica.",
     )

@@ -201,8 +201,8 @@ class TuningRun:
         )
         if one.load.faults:
             raise TuneError(
-                f"requests fail at {one.rate:.0f} requests/s without overload: "
-                f"{one.load.first_error}"
+                f"requests fail at {one.rate:.0f} requests/s, although the server is not "
+                f"overloaded: {one.load.first_error}"
             )
         self._recalibrate(one, seen)
 

@@ -105,8 +105,8 @@ class MeasuredServer:
                 running = await self.client.model_config(name)
                 if mismatch := interface_difference(running, desired):
                     raise TuneError(
-                        f"{self._target.address}: model {name!r} runs with {mismatch}; pass "
-                        "the resource that the server was started from"
+                        f"{self._target.address}: model {name!r} runs with {mismatch}; specify "
+                        "the resource with which the server was started"
                     )
                 # A config that is equal in the resource's own form is also equal for the server.
                 self._first[name] = desired if is_same_config(running, desired) else running

@@ -232,8 +232,8 @@ def _nothing_met_message(found: TuningFindings) -> str:
     backlog = ", but with a growing backlog" if best.load.p99 <= found.latency_budget else ""
     p99 = (
         (
-            f"the best p99 was {best.load.p99 * 1000.0:.0f} ms, at {best.rate:.0f} "
-            f"requests/s{backlog}"
+            f"the best p99 was {best.load.p99 * 1000.0:.0f} ms"
+            f"{_at(best.rate, min(rates), max(rates))}{backlog}"
         )
         if math.isfinite(best.load.p99)
         else "no p99 could be computed, because too many requests failed"
@@ -247,6 +247,11 @@ def _nothing_met_message(found: TuningFindings) -> str:
         "requests/s, measure lower rates with a thorough run (--thorough, spec.tuning.mode: "
         "Thorough)."
     )
+
+
+def _at(rate: float, lowest: float, highest: float) -> str:
+    """Return ``, at 10 requests/s``; empty if the text names only this rate."""
+    return "" if _rate(lowest) == _rate(highest) else f", at {rate:.0f} requests/s"
 
 
 def _rate(rate: float) -> str:

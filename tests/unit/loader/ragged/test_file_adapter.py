@@ -350,7 +350,7 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
     model = make(encoder)
     model.opset_import[0].version = 8
     onnx.save(model, str(file))
-    assert "opset 8 is too old; export the model with opset 13 or newer" in str(
+    assert "opset 8 is too old; export the model with opset 13 or later" in str(
         adapt_file(file, encoder.plan())
     )
 

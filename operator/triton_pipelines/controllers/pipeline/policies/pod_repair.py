@@ -93,7 +93,7 @@ def choose_repairs(
             True,
             "SourceChanged",
             "DeletePod",
-            f"pod {pod.name} is deleted so that it loads the recorded content again:"
+            f"pod {pod.name} is deleted so that its replacement loads the recorded content:"
             f" {changed[pod.name][1]}",
         )
         for pod in to_delete

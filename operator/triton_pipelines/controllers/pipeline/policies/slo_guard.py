@@ -38,7 +38,7 @@ WATCH_PERIOD: Final = dt.timedelta(minutes=5)
 LOAD_RATIO_MAX: Final = 1.5
 # Path and beginning of the warning that there is nothing to compare.
 UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
-UNKNOWN: Final = "the p99 of the pods is unknown"
+UNKNOWN: Final = "the p99 latency of the pods is unknown"
 # Time between iterations during a watch (seconds).
 RECHECK_SECONDS: Final = 15.0
 
@@ -107,7 +107,10 @@ def unknown_latency_warnings(reason: str) -> list[Finding]:
     """Return the warning that the p99 is unknown for this ``reason``; none if that is empty."""
     if not reason:
         return []
-    text = f"{UNKNOWN}: {reason}; a revision that violates the SLO is not rolled back"
+    text = (
+        f"{UNKNOWN}, because {reason}; while it is unknown, a revision that violates the SLO is "
+        "not rolled back"
+    )
     return [Finding(UNKNOWN_PATH, text, Severity.WARNING, code=FindingCode.LATENCY_UNKNOWN)]
 
 

@@ -158,7 +158,7 @@ def interrupt(
     """
     if not (before.is_active and before.has_begun):
         return TuningDecision(before)
-    after = TuningDecision(before.failed(f"{reason}; correct the cause, then {RETRY_ADVICE}", now))
+    after = TuningDecision(before.failed(f"{reason}; fix the cause, and then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
 
 
@@ -207,7 +207,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
             return TuningDecision(
                 run.failed(
                     f"revision {stage.desired} does not serve ({ready.reason.value}: "
-                    f"{ready.message}). Correct the cause, then {RETRY_ADVICE}",
+                    f"{ready.message}). Fix the cause, and then {RETRY_ADVICE}",
                     now,
                 )
             )
