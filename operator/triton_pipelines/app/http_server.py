@@ -32,8 +32,6 @@ class _Server(ThreadingMixIn, WSGIServer):
     """One thread per connection."""
 
     daemon_threads = True
-    # Connections that wait to be accepted. With a full queue, a client tries again after 1 s.
-    request_queue_size = 128
 
     def __init__(
         self, host: str, port: int, app: Application, tls: Callable[[], SSLContext] | None
