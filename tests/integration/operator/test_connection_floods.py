@@ -24,6 +24,7 @@ from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 OPEN_FILES = 256
 CONNECTIONS = 400
+ROUNDS = 5
 PROBES = 10
 # As the chart configures the kubelet's liveness probe.
 PROBE_SECONDS = 10
@@ -37,7 +38,7 @@ async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[No
 
     One that is closed or not accepted is opened again.
     """
-    tried = asyncio.Semaphore(0)
+    moved = asyncio.Semaphore(0)
 
     async def hold() -> None:
         while True:
@@ -47,11 +48,12 @@ async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[No
                     async with asyncio.timeout(1):
                         reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 finally:
-                    tried.release()
+                    moved.release()
                 try:
                     writer.write(UNFINISHED)
                     while not reader.at_eof():
                         writer.write(b"X")
+                        moved.release()
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(0.5):
                                 await reader.read(1)
@@ -60,8 +62,9 @@ async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[No
             await asyncio.sleep(1)
 
     tasks = [asyncio.create_task(hold()) for _ in range(connections)]
-    for _ in range(connections):
-        await tried.acquire()
+    # Until then, most connections were accepted, or rejected more than once.
+    for _ in range(ROUNDS * connections):
+        await moved.acquire()
     try:
         yield
     finally:
