@@ -128,8 +128,8 @@ class Writer:
         kind = "/".join(filter(None, (resource.plural, subresource)))
         return (
             f"the service account {self.account} is not allowed to {listed(missing, 'or')} "
-            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role with "
-            "these verbs to this account, or set spec.serviceAccountName to another account"
+            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role that "
+            "allows this to the account, or set spec.serviceAccountName to another account"
         )
 
     async def _is_allowed(self, verb: str, resource: Resource, name: str, subresource: str) -> bool:

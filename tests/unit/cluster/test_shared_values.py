@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.peakmemory import MIB, peak_growth
 from triton_pipelines.cluster import shared_values
 from triton_pipelines.cluster.resources import CONFIG_MAPS, PODS
 from triton_pipelines.cluster.shared_values import SharedValues
@@ -69,16 +70,38 @@ def test_equal_files_and_fields_of_cached_objects_are_stored_once() -> None:
     assert of_c["f:data"] is of_a["f:data"]
 
 
-def test_the_number_of_shared_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_values, "_TEXTS_MAX", 3)
-    monkeypatch.setattr(shared_values, "_FIELDS_MAX", 10)
+LARGE_EDITS = """
+from triton_pipelines.cluster.resources import CONFIG_MAPS
+from triton_pipelines.cluster.store import Store
+
+async def main(kind):
+    store = Store()
+    for number in range(60):
+        metadata = {"name": "a", "resourceVersion": str(number)}
+        obj = {"metadata": metadata, "data": {}}
+        if kind == "fields":
+            fields = {f"f:{number}-{key}": {} for key in range(30_000)}
+            metadata["managedFields"] = [{"fieldsV1": {"f:data": fields}}]
+        else:
+            obj["data"]["model.py"] = f"{number:05}{kind}" + "x" * 1_000_000
+        store.put(CONFIG_MAPS, obj)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fields", "\N{GRINNING FACE}"])
+def test_edits_of_large_objects_take_a_bounded_part_of_the_memory(kind: str) -> None:
+    """Anyone who may edit a ConfigMap of a pipeline may do so any number of times."""
+    assert peak_growth(LARGE_EDITS, kind) < 100 * MIB
+
+
+def test_sharing_starts_anew_without_changing_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_values, "_BYTES_MAX", 10_000)
     shared = SharedValues()
     for number in range(50):
         obj = revision("a", f"{number}" * 2000, owner=f"k:{number}")
         shared.share(obj)
         assert obj == revision("a", f"{number}" * 2000, owner=f"k:{number}")
-    assert len(shared._texts) <= 3
-    assert len(shared._fields) <= 20
+    assert len(shared._texts) <= 5
 
 
 def test_pods_have_no_managed_fields_to_share() -> None:

@@ -156,7 +156,7 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
             " labels differ)"
         )
     return (
-        "; the target is up"
+        ", although the target is up"
         if seen.up[key]
         else (
             "; Prometheus cannot scrape the target (up is 0); check that it can reach port 8002"
