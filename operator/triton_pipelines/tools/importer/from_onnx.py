@@ -196,7 +196,6 @@ def _add_tokenizer(resource: ResourceDraft, given: DraftInputs, shape: _GraphSha
     resource.spec["tokenizer"] = spec
     if given.pair:
         spec["inputs"] = {"text": "TEXT", "textPair": PAIR_INPUT}
-        "Two texts (--pair): clients send both, row by row."
     limits = model_facts.lengths(given.files)
     if shape.length is not None:
         spec["maxLength"] = shape.length
