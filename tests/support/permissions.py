@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from hack import chart
 from tests.support import builders
-from tests.support.operators import apply_any, eventually, make_namespace, patch
+from tests.support.controlplane import ControlPlane
+from tests.support.faultproxy import FaultProxy
+from tests.support.operators import Running, apply_any, eventually, make_namespace, patch
 from tests.support.simulated_nodes import resize_by_hand, server_of
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
@@ -42,6 +45,18 @@ POLICIES = {
 }
 ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
 DEADLINE_SECONDS = 60.0
+VERBS = {
+    ("services", "replace"),
+    ("services", "patch"),
+    ("configmaps", "get"),
+    ("replicasets", "get"),
+    ("secrets", "delete"),
+    ("networkpolicies", "delete"),
+    ("jobs", "apply"),
+    ("jobs", "delete"),
+    ("pods", "resize"),
+}
+"""What the operator does in `everything_it_does`, at least, by resource and verb."""
 
 
 async def rights_of_the_chart(admin: Client, release: str, *values: str) -> None:
@@ -102,6 +117,52 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     await eventually(
         "the children go", lambda: gone(admin, DEPLOYMENTS, namespace, "p"), 2 * DEADLINE_SECONDS
     )
+
+
+def assert_nothing_is_refused(
+    running: Running,
+    proxy: FaultProxy,
+    control_plane: ControlPlane,
+    account: str,
+    *,
+    except_for: Set[str] = frozenset(),
+) -> None:
+    """Assert that the operator wrote every kind of object, and that no request was refused.
+
+    Args:
+        running: the operator, after `everything_it_does`.
+        proxy: its way to the API server.
+        control_plane: the API server, with an audit log.
+        account: name of its service account and of the account's namespace.
+        except_for: resources whose reads the account may be refused.
+    """
+    codes = running.samples("api_requests_total")
+    refused = {
+        labels["resource"]
+        for key, _ in codes.items()
+        if (labels := dict(key))["code"] in ("401", "403")
+    }
+    assert refused <= except_for
+    verbs = {(dict(key)["resource"], dict(key)["verb"]) for key in codes}
+    assert verbs >= VERBS
+    assert {verb for resource, verb in verbs if resource == "secrets"} == {
+        "create",
+        "apply",
+        "delete",
+    }
+    assert {verb for resource, verb in verbs if resource == "replicasets"} == {"get"}
+    reads = [
+        seen
+        for seen in proxy.requests
+        if "/secrets" in seen.target and seen.method in ("GET", "HEAD")
+    ]
+    assert reads == [], "no Secret is ever read"
+    user = f"system:serviceaccount:{account}:{account}"
+    audited = [item for item in control_plane.audit_events() if item["user"]["username"] == user]
+    assert audited
+    assert [
+        item["objectRef"] for item in audited if item["responseStatus"]["code"] in (401, 403)
+    ] == []
 
 
 async def running_pods(admin: Client, namespace: str) -> list[Object]:

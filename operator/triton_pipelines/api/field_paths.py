@@ -179,6 +179,14 @@ def _places() -> tuple[Place, ...]:
     return tuple(_below(InferencePipeline, ()))
 
 
+@cache
+def _plain_places() -> tuple[tuple[Place, Place], ...]:
+    """Return each place, and the same with plain names."""
+    return tuple(
+        (place, tuple(plain(part.removesuffix("[]")) for part in place)) for place in _places()
+    )
+
+
 def _below(model: type[ApiModel], place: Place) -> Iterator[Place]:
     for name, info in fields_of(model).items():
         yield (*place, name)
@@ -243,11 +251,7 @@ def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
     """
     here = tuple(part for part in parent if isinstance(part, str))
     ends = tuple(plain(part) for part in chain)
-    found = [
-        place
-        for place in _places()
-        if tuple(plain(part.removesuffix("[]")) for part in place[-len(ends) :]) == ends
-    ]
+    found = [place for place, names in _plain_places() if names[-len(ends) :] == ends]
 
     def rank(place: Place) -> tuple[int, int]:
         shared = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -58,11 +58,27 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
             json.dumps(body, default=str), strict=True, by_alias=True, by_name=False
         )
     except ValidationError as error:
-        return None, absent + [
-            Finding(_path(item["loc"]), message(item, body), code=code_of(item))
-            for item in _without_echoes([dict(one) for one in error.errors(include_url=False)])
-        ]
+        return None, absent + _findings(error, body)
     return (None if absent else pipeline), absent + list(pipeline.spec.broken_rules("spec"))
+
+
+# Findings reported at once: suggestions for thousands of unknown fields would take minutes.
+FINDINGS_MAX: Final = 100
+
+
+def _findings(error: ValidationError, body: Mapping[str, Any]) -> list[Finding]:
+    items: list[dict[str, Any]] = [
+        dict(one) for one in error.errors(include_url=False)[: FINDINGS_MAX + 1]
+    ]
+    found = [
+        Finding(_path(item["loc"]), message(item, body), code=code_of(item))
+        for item in _without_echoes(items[:FINDINGS_MAX])
+    ]
+    if (more := error.error_count() - FINDINGS_MAX) > 0:
+        last = items[FINDINGS_MAX]
+        text = f"{more} more problems from here on are not listed; correct the others first"
+        found.append(Finding(_path(last["loc"]), text, code=code_of(last)))
+    return found
 
 
 # Parts of a path that are shown of a value that is nested too deeply: the field, not the nesting.

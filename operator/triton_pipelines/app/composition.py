@@ -32,6 +32,7 @@ from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import PodProber, probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
@@ -158,14 +159,20 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     advisories = ServerAdvisoryMetrics(services.metrics.registry)
     specs = SpecMetrics(services.metrics.registry)
     services.metrics.registry.register(PipelineMetrics(services.store))
+    observed: dict[Key, EffectiveSpec] = {}
 
     async def reconcile(key: Key) -> Result:
         try:
             return await parts.reconciler.reconcile(key)
         finally:
             effective = parts.handover.effective_specs.get(key)
-            advisories.observe(key, effective)
-            specs.observe(key, effective)
+            if effective is not observed.get(key):
+                advisories.observe(key, effective)
+                specs.observe(key, effective)
+                if effective is None:
+                    del observed[key]
+                else:
+                    observed[key] = effective
 
     return reconcile
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from socketserver import ThreadingMixIn
 from ssl import SSLContext
@@ -19,8 +20,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import structlog
 
 CONNECTIONS_MAX: Final = 32
-"""Open connections per server. A further one closes the oldest, so that requests of ordinary
-duration are answered while others are held open."""
+"""Open connections per server. A further one closes the oldest of the address that has the most,
+so that the kubelet is answered while another client opens connections all the time."""
 # Time for the handshake, and for each read and write.
 _CONNECTION_SECONDS: Final = 10.0
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -38,7 +39,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
         self._tls = tls
-        self._open: dict[socket.socket, None] = {}
+        self._open: dict[socket.socket, str] = {}
         self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
         self.set_app(app)
@@ -54,15 +55,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; end the oldest one if there are too many."""
+        """Start a thread for a connection; end another one if there are too many."""
         with self._lock:
-            self._open[request] = None
-            oldest = next(iter(self._open))
+            self._open[request] = client_address[0]
             if len(self._open) > CONNECTIONS_MAX:
-                del self._open[oldest]
+                excess = _excess(self._open)
+                del self._open[excess]
                 with contextlib.suppress(OSError):
                     # Its thread closes it. Not the method of a TLS socket, which that thread uses.
-                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+                    socket.socket.shutdown(excess, socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -74,6 +75,13 @@ class _Server(ThreadingMixIn, WSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log a broken connection; nothing else depends on it."""
         _log.debug("request failed", exc_info=True)
+
+
+def _excess(addresses: Mapping[socket.socket, str]) -> socket.socket:
+    """Return the oldest connection of the address that has the most."""
+    counts = Counter(addresses.values())
+    most = max(counts.values())
+    return next(found for found, address in addresses.items() if counts[address] == most)
 
 
 class _Handler(WSGIRequestHandler):

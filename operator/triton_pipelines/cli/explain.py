@@ -12,6 +12,7 @@ from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
 from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 
 from .option_groups import expand_options
+from .output import printable
 from .result_output import print_change, structured
 from .scaling_view import METRICS, abnormal_conditions, metrics_of, scaled_steps, scaling_of
 from .shared_options import ClusterOptions, OutputFormat, PipelineName
@@ -43,7 +44,7 @@ def _format(
     documents = [explanation_document(pipeline) for pipeline in pipelines]
     if (text := structured(documents if query.name is None else documents[0], output)) is not None:
         return text
-    parts = ["\n".join(explanation(pipeline)) for pipeline in pipelines]
+    parts = ["\n".join(explanation(printable(pipeline))) for pipeline in pipelines]
     return "\n\n".join(parts or [no_pipelines(query)]) + "\n"
 
 

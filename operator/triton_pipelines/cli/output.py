@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import EXIT_USAGE, CommandError
 
@@ -59,12 +60,32 @@ def tolerate_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def escape_controls(text: str) -> str:
+    """Return a text on one line, with control characters escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text
+    )
+
+
+def printable(document: Any) -> Any:
+    """Return a document of the cluster with control characters escaped in all texts.
+
+    Terminals carry out what these characters say, and any user of the cluster can write some texts.
+    """
+    if isinstance(document, str):
+        return escape_controls(document)
+    if isinstance(document, Mapping):
+        return {key: printable(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [printable(value) for value in document]
+    return document
+
+
 def shorten(text: str) -> str:
     """Return a text on one line, with control characters escaped, cut if it is long."""
-    line = "".join(
-        character if character.isprintable() else repr(character)[1:-1]
-        for character in text[: SHOWN_CHARACTERS + 1]
-    )
+    line = escape_controls(text[: SHOWN_CHARACTERS + 1])
     return (
         line
         if len(text) <= SHOWN_CHARACTERS

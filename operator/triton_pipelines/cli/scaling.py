@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .live_figures import LiveFigures
 from .option_groups import expand_options
-from .output import console
+from .output import console, printable
 from .result_output import print_change, structured, table
 from .scaling_view import METRICS, abnormal_conditions, metrics_of, scaled_steps, scaling_of
 from .shared_options import ClusterOptions, OutputFormat, PipelineName
@@ -68,7 +68,7 @@ async def _plot(query: StatusQuery, live: LiveFigures, page: Console) -> None:
     history = ScalingHistory()
     with Live(console=page, auto_refresh=False) as drawn:
         async for (found,) in poll_pipelines(query, watch_seconds=math.inf):
-            pipeline = await live.updated(found)
+            pipeline = printable(await live.updated(found))
             history.add(pipeline, time.time())
             drawn.update(
                 Group(
@@ -91,7 +91,7 @@ def _format(
         ]
     if (text := structured(documents if query.name is None else documents[0], output)) is not None:
         return text
-    parts = [_tables(pipeline, console()) for pipeline in pipelines]
+    parts = [_tables(printable(pipeline), console()) for pipeline in pipelines]
     return "\n".join(parts or [no_pipelines(query) + "\n"])
 
 

@@ -27,7 +27,7 @@ from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
 from .errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_USAGE, CommandError
 from .option_groups import expand_options
-from .output import console, shorten
+from .output import console, printable, shorten
 from .result_output import print_change, structured, table
 from .shared_options import ClusterOptions, OutputFormat, PipelineName
 
@@ -147,7 +147,7 @@ def _format(query: StatusQuery, pipelines: list[dict[str, Any]], output: OutputF
     )
     if (text := structured(document, output)) is not None:
         return text
-    page = console()
+    page, pipelines = console(), printable(pipelines)
     wide = output is OutputFormat.WIDE
     with page.capture() as captured:
         if query.name is not None:

@@ -1,53 +1,89 @@
 """Share equal parts of cached objects, so that each is in memory once.
 
-The revisions of most pipelines contain the same large files, and the API server records the same
-fields in ``managedFields`` of the same kinds of objects.
+Each decoded object has its own copies of its strings, although most keys and many values, such as
+names and labels, are those of other objects too. The revisions of most pipelines contain the same
+large files, and the API server records the same fields in ``managedFields`` of the same kinds of
+objects.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from triton_pipelines.cluster.client import Object
 
-# Shorter texts are not shared: most of them differ.
+# Keys, names and labels are at most this long, files at least. What is in between is not shared.
+_STRING_CHARACTERS_MAX: Final = 128
 _TEXT_CHARACTERS_MIN: Final = 1024
-# Maximum numbers of shared values. With more, sharing starts anew; objects keep what they have.
-_TEXTS_MAX: Final = 256
-_FIELDS_MAX: Final = 20_000
+# Maximum number of short strings. With more, sharing starts anew.
+_STRINGS_MAX: Final = 20_000
+# Approximate memory that the shared values may take. With more, sharing starts anew; objects keep
+# what they have. Each edit of an object may bring up to 20 MB of other values.
+_BYTES_MAX: Final = 32 * 1024**2
+# Memory per key of a map: the key itself, and its part of the key in the cache.
+_KEY_BYTES: Final = 150
 
 
 @dataclass(slots=True)
 class SharedValues:
     """Values that cached objects share. They must not be changed."""
 
+    _strings: dict[str, str] = field(default_factory=dict)
+    """Keys and short values."""
     _texts: dict[str, str] = field(default_factory=dict)
     _fields: dict[tuple[tuple[str, int], ...], Object] = field(default_factory=dict)
     """Maps by their keys and the identities of their shared values."""
+    _bytes: int = 0
+    """Memory that they take, about."""
 
-    def share(self, obj: Object) -> None:
-        """Replace an object's large texts and its ``managedFields`` by equal ones of others."""
-        if len(self._texts) >= _TEXTS_MAX:
+    def share(self, obj: Object) -> Object:
+        """Return an equal object with the strings and ``managedFields`` of others."""
+        shared: Object = self._value("", obj)
+        if self._bytes > _BYTES_MAX:
             self._texts.clear()
-        if len(self._fields) >= _FIELDS_MAX:
             self._fields.clear()
-        data = obj.get("data")
-        if isinstance(data, dict):
-            for key, value in data.items():
-                if isinstance(value, str) and len(value) >= _TEXT_CHARACTERS_MIN:
-                    data[key] = self._texts.setdefault(value, value)
-        for entry in obj["metadata"].get("managedFields") or ():
-            if isinstance(fields := entry.get("fieldsV1"), dict):
-                entry["fieldsV1"] = self._shared(fields)
+            self._bytes = 0
+        if len(self._strings) > _STRINGS_MAX:
+            self._strings.clear()
+        return shared
+
+    def _value(self, key: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._string(value)
+        if isinstance(value, dict):
+            if key == "fieldsV1":
+                return self._shared(value)
+            return {self._string(name): self._value(name, item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self._value("", item) for item in value]
+        return value
+
+    def _string(self, value: str) -> str:
+        if type(value) is not str:
+            return value  # A member of an enumeration is equal to a string, and not one.
+        if len(value) >= _TEXT_CHARACTERS_MIN:
+            return self._shared_text(value)
+        if len(value) > _STRING_CHARACTERS_MAX:
+            return value
+        return self._strings.setdefault(value, value)
+
+    def _shared_text(self, text: str) -> str:
+        if (found := self._texts.get(text)) is None:
+            found = self._texts[text] = text
+            self._bytes += sys.getsizeof(text)
+        return found
 
     def _shared(self, fields: Object) -> Object:
-        found: dict[str, Any] = {
-            key: self._shared(value) if isinstance(value, dict) else value
+        own: dict[str, Any] = {
+            self._string(key): self._shared(value) if isinstance(value, dict) else value
             for key, value in fields.items()
         }
-        if not all(isinstance(value, dict) for value in found.values()):
-            return found  # Not a set of fields.
-        return self._fields.setdefault(
-            tuple((key, id(value)) for key, value in found.items()), found
-        )
+        if not all(isinstance(value, dict) for value in own.values()):
+            return own  # Not a set of fields.
+        key = tuple((name, id(value)) for name, value in own.items())
+        if (found := self._fields.get(key)) is None:
+            found = self._fields[key] = own
+            self._bytes += sys.getsizeof(own) + sum(_KEY_BYTES + len(name) for name in own)
+        return found

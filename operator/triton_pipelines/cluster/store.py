@@ -64,6 +64,8 @@ class Store:
     _owned: dict[tuple[Resource, Key], set[Key]] = field(
         default_factory=lambda: defaultdict(set), init=False
     )
+    _changed: dict[Key, int] = field(default_factory=dict, init=False)
+    """When an object of a pipeline last changed."""
     _matching: dict[Resource, dict[Callable[[Object], bool], set[Key]]] = field(
         default_factory=lambda: defaultdict(dict), init=False
     )  # by kind and predicate
@@ -161,18 +163,12 @@ class Store:
             self._matching[resource][predicate] = found
         return frozenset(found)
 
-    def state_of(self, pipeline: Key) -> tuple[int, int]:
+    def state_of(self, pipeline: Key) -> int:
         """Return a value that changes whenever an object of a pipeline does, the pipeline included.
 
-        It is their number and the logical time of the last change: a removal changes the former
-        unless something is added later.
+        It is the logical time of the last change; 0 if the pipeline has no objects.
         """
-        touched = [
-            self._objects[resource][key].touched
-            for resource in self._objects
-            for key in self._owned.get((resource, pipeline), ())
-        ]
-        return len(touched), max(touched, default=0)
+        return self._changed.get(pipeline, 0)
 
     def count(self, resource: Resource) -> int:
         """Return the number of objects of a kind."""
@@ -252,7 +248,7 @@ class Store:
         self._clock += 1
         if resource == PODS:
             _slim(obj)
-        self._shared.share(obj)
+        obj = self._shared.share(obj)
         key = key_of(obj)
         old = self._objects[resource].get(key)
         entry = _Entry(obj, owner_key(resource, obj), self._clock)
@@ -263,6 +259,7 @@ class Store:
             (found.add if predicate(obj) else found.discard)(key)
         if entry.owner is not None:
             self._owned[resource, entry.owner].add(key)
+            self._changed[entry.owner] = self._clock
 
     def _drop(self, resource: Resource, key: Key, entry: _Entry) -> None:
         self._clock += 1
@@ -273,11 +270,16 @@ class Store:
         self._removed[resource][key] = self._clock
 
     def _unlink(self, resource: Resource, key: Key, entry: _Entry) -> None:
-        if entry.owner is not None:
-            owned = self._owned[resource, entry.owner]
-            owned.discard(key)
-            if not owned:
-                del self._owned[resource, entry.owner]
+        if entry.owner is None:
+            return
+        owned = self._owned[resource, entry.owner]
+        owned.discard(key)
+        if not owned:
+            del self._owned[resource, entry.owner]
+        if any((kind, entry.owner) in self._owned for kind in self._objects):
+            self._changed[entry.owner] = self._clock
+        else:
+            self._changed.pop(entry.owner, None)
 
 
 async def relist(

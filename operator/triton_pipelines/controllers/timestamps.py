@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Final
+
+# Sums with times outside of these years may exceed what datetime can hold.
+_YEARS: Final = range(1970, 9000)
 
 
 def rfc3339(now: dt.datetime) -> str:
@@ -20,12 +24,13 @@ def timestamp(text: str | None) -> dt.datetime | None:
 
 
 def moment(text: str) -> dt.datetime | None:
-    """Return a time from a ConfigMap, which anyone may have edited.
+    """Return a time from a ConfigMap or from metadata, which anyone may have edited.
 
-    ``None`` if it is not a time, or has no time zone.
+    ``None`` if it is not a time, has no time zone, or is centuries away.
     """
     try:
         found = timestamp(text)
     except ValueError:
         return None
-    return found if found is not None and found.tzinfo is not None else None
+    is_usable = found is not None and found.tzinfo is not None and found.year in _YEARS
+    return found if is_usable else None

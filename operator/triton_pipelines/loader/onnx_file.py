@@ -13,6 +13,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
 from triton_pipelines.api.wording import listed
+from triton_pipelines.loader.onnx_graph.graph_walk import opset
 from triton_pipelines.loader.onnx_shapes import infer_outputs
 from triton_pipelines.loader.onnx_store import load_without_weights
 
@@ -73,6 +74,8 @@ class OnnxFile:
     """Outputs."""
     side_files: tuple[str, ...]
     """Files with external data, relative to the file's folder."""
+    opset: int = 0
+    """Version of the standard operators; 0 if the file names none."""
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -114,6 +117,7 @@ def read_onnx(path: Path) -> OnnxFile:
         tuple(
             sorted({_location(tensor) for tensor in _tensors(model) if uses_external_data(tensor)})
         ),
+        opset(model),
     )
 
 

@@ -19,9 +19,7 @@ from tritonclient.grpc import (
     InferRequestedOutput,
     InferResult,
     service_pb2,
-    service_pb2_grpc,
 )
-from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
 from triton_pipelines.api import names
@@ -32,8 +30,9 @@ from triton_pipelines.triton.errors import (
     TooLargeError,
     translate,
 )
-from triton_pipelines.triton.response_limits import TOO_LARGE, CheckedChannel, UndecodedResponse
-from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity
+from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
+from triton_pipelines.triton.service_client import ServiceClient
+from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -54,6 +53,9 @@ UNLIMITED_BYTES: Final = 2**31 - 1
 """Size of the largest message of gRPC, for clients of a server that is trusted."""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", UNLIMITED_BYTES),
+    # No ping after each response, which measures the bandwidth: pods are near, and a probe is one
+    # small call.
+    ("grpc.http2.bdp_probe", 0),
     *POD_CHANNEL_OPTIONS,
 )
 
@@ -110,11 +112,7 @@ class TritonClient:
             ("grpc.max_receive_message_length", max_response_bytes),
             *(tls.channel_options() if tls is not None else ()),
         ]
-        creds = tls.credentials() if tls is not None else None
-        self._client = InferenceServerClient(address, creds=creds, channel_args=channel_options)
-        self._client._client_stub = service_pb2_grpc.GRPCInferenceServiceStub(
-            CheckedChannel(self._client._channel)
-        )
+        self._client = ServiceClient(open_channel(address, tls, channel_options))
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"

@@ -27,7 +27,7 @@ from triton_pipelines.triton.probe import (
 from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 CONNECTIONS_MAX: Final = 2000
-"""Maximum number of kept connections, each with a file descriptor and 50 KiB of memory. Probes of
+"""Maximum number of kept connections, each with a file descriptor and 30 KiB of memory. Probes of
 further pods open their own."""
 NAMESPACE_SHARE: Final = 0.25
 """Share of these connections that the pods of one namespace may have."""

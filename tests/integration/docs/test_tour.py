@@ -266,6 +266,8 @@ SAMPLES = {
 }
 # What a command prints once the sample is served and under load.
 BEGUN = {"serve": " is served", "bench": "run 1 of ", "tune": "timing the steps"}
+SHORT = {"bench": " --duration=1 --warmup=0.2"}
+"""Options that end the first run of a command soon, since the results are not used."""
 
 
 def test_the_blocks_with_samples_are_found() -> None:
@@ -275,9 +277,10 @@ def test_the_blocks_with_samples_are_found() -> None:
 @pytest.mark.parametrize(("build", "command"), sorted(SAMPLES))
 def test_a_sample_runs_with_the_models_that_make_builds(build: str, command: str) -> None:
     """The first two lines of a block as written, until the sample is served and under load."""
-    begun = BEGUN[command.split()[1]]
+    program = command.split()[1]
+    begun = BEGUN[program]
     # Ports are those of this run.
-    command = command.replace("--port 8000", " ".join(ANY_PORTS))
+    command = command.replace("--port 8000", " ".join(ANY_PORTS)) + SHORT.get(program, "")
     with subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", f"{build}\nexec {command}"],
         cwd=markdown.ROOT,

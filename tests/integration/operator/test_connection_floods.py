@@ -21,35 +21,50 @@ from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 OPEN_FILES = 256
 CONNECTIONS = 400
+ROUNDS = 5
+PROBES = 10
+# As the chart configures the kubelet's liveness probe.
+PROBE_SECONDS = 10
+FAILURES_MAX = 3
 UNFINISHED = b"GET /metrics HTTP/1.1\r\nHost: operator\r\n"
 
 
 @contextlib.asynccontextmanager
-async def flooded(port: int) -> AsyncIterator[None]:
-    """Keep connections open whose requests never end: each sends another byte now and then."""
-    started = asyncio.Semaphore(0)
+async def flooded(port: int, connections: int = CONNECTIONS) -> AsyncIterator[None]:
+    """Keep connections open whose requests never end: each sends another byte now and then.
+
+    One that is closed or not accepted is opened again.
+    """
+    moved = asyncio.Semaphore(0)
 
     async def hold() -> None:
         while True:
-            started.release()
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                # Not wait_for, which may lose a cancellation.
+                try:
+                    async with asyncio.timeout(1):
+                        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                finally:
+                    moved.release()
                 try:
                     writer.write(UNFINISHED)
                     while not reader.at_eof():
                         writer.write(b"X")
+                        moved.release()
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(reader.read(1), 0.5)
+                            async with asyncio.timeout(0.5):
+                                await reader.read(1)
                 finally:
                     writer.transport.abort()
             await asyncio.sleep(1)
 
-    tasks = [asyncio.create_task(hold()) for _ in range(CONNECTIONS)]
-    for _ in range(2 * CONNECTIONS):
-        await started.acquire()
+    tasks = [asyncio.create_task(hold()) for _ in range(connections)]
+    # Until then, most connections were accepted, or rejected more than once.
+    for _ in range(ROUNDS * connections):
+        await moved.acquire()
     try:
         yield
     finally:
@@ -92,3 +107,40 @@ async def test_a_flood_of_connections_affects_no_reconcile(
             assert "tritonpipe_leading 1.0" in (await http.get(url)).text
         finally:
             await process.end()
+
+
+async def test_a_flood_of_both_ports_does_not_fail_the_liveness_probe(
+    api_server: ControlPlane, tmp_path: Path
+) -> None:
+    metrics_port = free_port()
+    async with (
+        Client(lambda: load_configuration(str(api_server.kubeconfig))) as admin,
+        FaultProxy(api_server.kubeconfig) as proxy,
+    ):
+        namespace = await make_namespace(admin, f"flood-{uuid.uuid4().hex[:12]}")
+        settings = {"METRICS_PORT": str(metrics_port)}
+        process = await start_operator("one", proxy, tmp_path / "one", namespace, **settings)
+        try:
+            await eventually("leader", process.leads)
+            limits = (OPEN_FILES // 2, OPEN_FILES // 2)
+            resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, limits)
+            health_port = httpx.URL(process.health_url).port
+            assert health_port is not None
+            async with flooded(metrics_port, 100), flooded(health_port, 100):
+                failures = 0
+                for _ in range(PROBES):
+                    failures = 0 if await _is_alive(process.health_url) else failures + 1
+                    assert failures < FAILURES_MAX, "the kubelet would restart the operator"
+            assert process.is_running()
+        finally:
+            await process.end()
+
+
+async def _is_alive(url: str) -> bool:
+    """Probe as the kubelet does, with a new connection from an address of its own."""
+    transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx.AsyncClient(timeout=PROBE_SECONDS, transport=transport) as http:
+        try:
+            return (await http.get(url)).status_code == 200
+        except httpx.HTTPError:
+            return False

@@ -1,4 +1,4 @@
-"""The operator uses every permission that the chart grants it, and no other.
+"""The operator uses every permission that the chart grants it cluster-wide, and no other.
 
 A pipeline goes through all that the operator does for it, manual edits and faults included. The
 permissions that the API server checks for these requests are compared with the rules of the chart.
@@ -21,7 +21,14 @@ from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.monitoringcrds import served as monitoring_is_served
 from tests.support.operators import apply_any, eventually, healthy, operator, patch, repeated
-from tests.support.permissions import everything_it_does, gone, jobs, rights_of_the_chart, served
+from tests.support.permissions import (
+    assert_nothing_is_refused,
+    everything_it_does,
+    gone,
+    jobs,
+    rights_of_the_chart,
+    served,
+)
 from tests.support.simulated_nodes import grant_cpu, serve_pods
 from tests.support.used_permissions import Permission, granted, used
 from triton_pipelines.api import names
@@ -110,12 +117,13 @@ async def test_every_granted_permission_is_used(
     async with (
         monitoring_is_served(admin),
         FaultProxy(kubeconfig) as proxy,
-        operator(proxy, tmp_path, prober=partial(look, dead), **options),
+        operator(proxy, tmp_path, prober=partial(look, dead), **options) as running,
     ):
         async with repeated(
             partial(serve_pods, admin, namespace), partial(grant_cpu, admin, namespace)
         ):
             await everything_it_does(admin, namespace)
+            assert_nothing_is_refused(running, proxy, control_plane, RELEASE)
             await edited_and_broken(admin, proxy, namespace, dead)
         denied = {(seen.method, seen.target) for seen in proxy.requests if seen.status == 403}
     assert denied == set()

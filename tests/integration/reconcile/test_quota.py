@@ -1,10 +1,12 @@
-"""A namespace whose ResourceQuota has no room: reported there, and nothing anywhere else."""
+"""Namespaces whose ResourceQuotas have no room: reported there, and nothing anywhere else."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.support.operators import apply_any, eventually, patch
+from tests.support.operators import apply_any, eventually, make_namespace, operator, patch
 from tests.support.tenants import Place, Tenants
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import EVENTS, INFERENCE_PIPELINES, Resource
@@ -37,53 +39,62 @@ async def without_room(tenants: Tenants, kind: str) -> None:
     await patch(tenants.admin, QUOTAS, tenants.hostile, "zero", status, "status")
 
 
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_quota_without_room_is_reported_and_delays_no_other_namespace(
-    place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each kind has a namespace of its own. All cases run at once, since they mostly wait."""
     # Until then, a new process does not report that the load is unknown.
     monkeypatch.setattr(pipeline_state, "SETTLING_SECONDS", 2.0)
-    async with place.running() as tenants:
-        await without_room(tenants, kind)
-        created = [f"p{number:02d}" for number in range(PIPELINES)]
-        for name in created:
-            await tenants.create(tenants.hostile, name)
-
-        async def are_reported() -> bool:
-            return all(
-                "exceeded quota: zero" in str(item.get("message"))
-                and "raise the ResourceQuota" in str(item.get("message"))
-                for item in [await tenants.condition("Ready", name) for name in created]
-            )
-
-        await eventually("the quota is in every status", are_reported)
-        await tenants.others_are_served("between")
-
-        async def have_scaling() -> bool:
-            found = [await tenants.condition("ScalingActive", name) for name in created]
-            return all(found)
-
-        await eventually("the first scaling decision is in every status", have_scaling)
-        failed = refused(tenants)
-        before = await versions(tenants)
-        await eventually(
-            "more attempts", lambda: refused(tenants) >= failed + RETRIES * PIPELINES, 120
-        )
-        assert await versions(tenants) == before, "an attempt that fails again writes no status"
-        assert await warnings(tenants) == dict.fromkeys(created, 1)
+    hostile = [
+        await make_namespace(place.admin, f"{place.hostile}-{number}")
+        for number in range(len(KINDS))
+    ]
+    async with operator(place.proxy, place.folder, *hostile, place.other) as running:
+        async with asyncio.TaskGroup() as cases:
+            for namespace, kind in zip(hostile, KINDS, strict=True):
+                tenants = Tenants(place.admin, running, namespace, place.other)
+                cases.create_task(is_reported_and_delays_no_other(place, tenants, kind))
         assert tenants.errors() == 0
-        await tenants.admin.delete(QUOTAS, tenants.hostile, "zero")
-        await eventually(
-            "the objects once there is room",
-            lambda: tenants.is_applied(tenants.hostile, "p00"),
-            120,
+
+
+async def is_reported_and_delays_no_other(place: Place, tenants: Tenants, kind: str) -> None:
+    await without_room(tenants, kind)
+    created = [f"p{number:02d}" for number in range(PIPELINES)]
+    for name in created:
+        await tenants.create(tenants.hostile, name)
+
+    async def are_reported() -> bool:
+        return all(
+            "exceeded quota: zero" in str(item.get("message"))
+            and "raise the ResourceQuota" in str(item.get("message"))
+            for item in [await tenants.condition("Ready", name) for name in created]
         )
 
+    await eventually(f"the quota of {kind} is in every status", are_reported, every=0.5)
+    await tenants.others_are_served(f"beside-{KINDS.index(kind)}")
 
-def refused(tenants: Tenants) -> float:
-    """Return the number of the operator's requests that were answered with 403."""
-    counts = tenants.running.samples("api_requests_total")
-    return sum(count for labels, count in counts.items() if ("code", "403") in labels)
+    async def have_scaling() -> bool:
+        found = [await tenants.condition("ScalingActive", name) for name in created]
+        return all(found)
+
+    await eventually("the first scaling decision is in every status", have_scaling, every=0.5)
+    failed = refused(place, tenants)
+    before = await versions(tenants)
+    await eventually(
+        "more attempts", lambda: refused(place, tenants) >= failed + RETRIES * PIPELINES, 120
+    )
+    assert await versions(tenants) == before, "an attempt that fails again writes no status"
+    assert await warnings(tenants) == dict.fromkeys(created, 1)
+    await tenants.admin.delete(QUOTAS, tenants.hostile, "zero")
+    await eventually(
+        "the objects once there is room", lambda: tenants.is_applied(tenants.hostile, "p00"), 120
+    )
+
+
+def refused(place: Place, tenants: Tenants) -> int:
+    """Return the number of the operator's requests for a namespace that were answered with 403."""
+    path = f"/namespaces/{tenants.hostile}/"
+    return sum(seen.status == 403 and path in seen.target for seen in place.proxy.requests)
 
 
 async def versions(tenants: Tenants) -> dict[str, str]:

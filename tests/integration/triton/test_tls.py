@@ -27,11 +27,9 @@ from tests.support.triton import triton_server
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.controllers.autoscaler import triton_pod
+from triton_pipelines.controllers.pipeline.certificate_checks import read_certificate
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
-from triton_pipelines.controllers.pipeline.server_certificate import (
-    CertificateError,
-    read_certificate,
-)
+from triton_pipelines.controllers.pipeline.server_certificate import CertificateError
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.tls_trust import NO_TLS, tls_trust
 from triton_pipelines.triton.client import TritonClient

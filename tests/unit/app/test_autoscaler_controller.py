@@ -347,6 +347,29 @@ async def test_disabled_does_not_look(monkeypatch: pytest.MonkeyPatch, loop: Loo
     assert loop.counts["tokenizer"] > 1, "counts stay as they are"
 
 
+async def test_a_pipeline_without_scaling_is_observed_when_its_spec_changes(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop
+) -> None:
+    observed: list[Any] = []
+    is_unmanaged = controller.is_unmanaged
+    monkeypatch.setattr(
+        controller, "is_unmanaged", lambda raw: observed.append(raw) or is_unmanaged(raw)
+    )
+    loop.world.change(scaling={"mode": "Disabled"})
+    await loop.tick()
+    loop.reconcile()
+    await loop.scaler.tick()
+    observed.clear()
+    await loop.scaler.tick()
+    assert not observed
+    loop.world.change(scaling={"mode": "Active"})
+    loop.reconcile()
+    await loop.scaler.tick()
+    await loop.scaler.tick()
+    assert len(observed) == 2
+    assert loop.scaler._states[loop.key].steps
+
+
 async def test_suspended_says_nothing_of_scaling(loop: Loop) -> None:
     await grown(loop)
     loop.world.change(suspend="Enabled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,7 @@ from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
+from triton_pipelines.controllers.spec_metrics import SpecMetrics
 
 CONNECTED = [Autoscaler, CurrentSpecs, MonitoringObjects, Reconciler, SloLatencyMonitor]
 
@@ -116,6 +118,34 @@ async def test_a_reconcile_counts_the_advisories_of_the_server(
     monkeypatch.setattr(Reconciler, "reconcile", deleted)
     await reconcile(key)
     assert found("Critical") is None
+
+
+async def test_metrics_of_a_spec_are_set_only_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, _ = services()
+    parts = build_parts(given)
+    key, compiled = ("nlp", "sentiment"), builders.built()
+    spec = EffectiveSpec("uid", compiled.pipeline, compiled.graph, "x:24.10-py3")
+    later = replace(spec)
+    specs: list[EffectiveSpec | None] = [spec, spec, later, later, None, None]
+    observed: list[EffectiveSpec | None] = []
+
+    async def reconciled(_: Reconciler, key: tuple[str, str]) -> Result:
+        parts.handover.effective_specs.pop(key, None)
+        if (current := specs.pop(0)) is not None:
+            parts.handover.effective_specs[key] = current
+        return Result()
+
+    def observe(_: SpecMetrics, key: tuple[str, str], effective: EffectiveSpec | None) -> None:
+        observed.append(effective)
+
+    monkeypatch.setattr(Reconciler, "reconcile", reconciled)
+    monkeypatch.setattr(SpecMetrics, "observe", observe)
+    reconcile = start(parts, given)
+    while specs:
+        await reconcile(key)
+    assert observed == [spec, later, None]
 
 
 @pytest.mark.parametrize("part", CONNECTED)

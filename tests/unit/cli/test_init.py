@@ -31,7 +31,9 @@ IDS = {
 }
 
 
-def graph(inputs: dict[str, tuple[int, Axes]], outputs: dict[str, tuple[int, Axes]]) -> bytes:
+def graph(
+    inputs: dict[str, tuple[int, Axes]], outputs: dict[str, tuple[int, Axes]], opset: int = 17
+) -> bytes:
     """An ONNX file that says nothing but its tensors."""
     made = helper.make_graph(
         [],
@@ -39,7 +41,8 @@ def graph(inputs: dict[str, tuple[int, Axes]], outputs: dict[str, tuple[int, Axe
         [helper.make_tensor_value_info(name, kind, axes) for name, (kind, axes) in inputs.items()],
         [helper.make_tensor_value_info(name, kind, axes) for name, (kind, axes) in outputs.items()],
     )
-    return bytes(helper.make_model(made).SerializeToString())
+    opsets = [helper.make_opsetid("", opset)]
+    return bytes(helper.make_model(made, opset_imports=opsets).SerializeToString())
 
 
 @dataclass
@@ -193,14 +196,18 @@ MODULES = [
         (
             HIDDEN,
             {"1_Pooling__config": POOLED, "modules": MODULES},
-            {"type": "MeanPooling", "normalize": "Enabled"},
+            {"type": "MeanPooling", "normalize": "Enabled", "placement": "Model"},
         ),
         (
             HIDDEN,
             {"1_Pooling__config": POOLED, "modules": MODULES[:2]},
-            {"type": "MeanPooling", "normalize": "Disabled"},
+            {"type": "MeanPooling", "normalize": "Disabled", "placement": "Model"},
         ),
-        (HIDDEN, {"1_Pooling__config": {"pooling_mode_cls_token": True}}, {"type": "FirstToken"}),
+        (
+            HIDDEN,
+            {"1_Pooling__config": {"pooling_mode_cls_token": True}},
+            {"type": "FirstToken", "placement": "Model"},
+        ),
         (HIDDEN, {"1_Pooling__config": {"pooling_mode_max_tokens": True}}, None),
         (HIDDEN, {}, None),
         (
@@ -236,6 +243,40 @@ def test_the_postprocess_follows_from_the_files(
     model: Model, outputs: dict[str, tuple[int, Axes]], files: dict[str, Any], postprocess: Any
 ) -> None:
     assert model.write(outputs, **files).spec().get("postprocess") == postprocess
+
+
+IDS_ALONE = {"input_ids": IDS["input_ids"]}
+HALF: dict[str, tuple[int, Axes]] = {
+    "last_hidden_state": (TensorProto.BFLOAT16, ["batch", "sequence", 8])
+}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "opset", "kind"),
+    [
+        (HIDDEN, IDS, 8, "FirstToken"),
+        (HIDDEN | {"EMBEDDING": (FLOAT, ["batch", 8])}, IDS, 17, "FirstToken"),
+        (HALF, IDS, 17, "FirstToken"),
+        ({"hidden": (FLOAT, ["batch", "sequence", "width"])}, IDS, 17, "FirstToken"),
+        (HIDDEN, IDS_ALONE, 17, "MeanPooling"),
+    ],
+    ids=["old operators", "name is taken", "type", "width", "no mask"],
+)
+def test_pooling_stays_in_a_step_if_the_file_cannot_compute_it(
+    model: Model,
+    outputs: dict[str, tuple[int, Axes]],
+    inputs: dict[str, tuple[int, Axes]],
+    opset: int,
+    kind: str,
+) -> None:
+    model.write(outputs, inputs)
+    (model.folder / "model.onnx").write_bytes(graph(inputs, outputs, opset))
+    written = yaml.safe_load(model.init("--postprocess", kind).out)
+    assert written["spec"]["postprocess"] == {"type": kind}
+    if opset > 8:
+        return
+    (model.folder / "model.onnx").write_bytes(graph(inputs, outputs, opset + 1))
+    assert model.spec("--postprocess", kind)["postprocess"]["placement"] == "Model"
 
 
 @pytest.mark.parametrize(

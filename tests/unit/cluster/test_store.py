@@ -216,7 +216,7 @@ def test_matching_reads_each_state_of_an_object_once() -> None:
 
 
 def test_the_state_of_a_pipeline_changes_with_each_of_its_objects() -> None:
-    store, states = Store(), list[tuple[int, int]]()
+    store, states = Store(), list[int]()
     changes: list[Callable[[], object]] = [
         lambda: store.put(INFERENCE_PIPELINES, obj("p", 1)),
         lambda: store.put(PODS, obj("a", 2)),
@@ -232,3 +232,16 @@ def test_the_state_of_a_pipeline_changes_with_each_of_its_objects() -> None:
     assert len(set(states)) == len(changes)
     store.put(PODS, obj("b", 7, pipeline="other"))
     assert store.state_of(("n", "p")) == states[-1]
+
+
+def test_no_state_is_kept_of_a_pipeline_without_objects() -> None:
+    store = Store()
+    store.put(INFERENCE_PIPELINES, obj("p", 1))
+    store.put(CONFIG_MAPS, obj("c", 2))
+    before = store.state_of(("n", "p"))
+    store.remove(INFERENCE_PIPELINES, "n", "p")
+    assert store._changed.keys() == {("n", "p")}
+    store.remove(CONFIG_MAPS, "n", "c")
+    assert not store._changed
+    store.put(INFERENCE_PIPELINES, obj("p", 3))
+    assert store.state_of(("n", "p")) not in {0, before}

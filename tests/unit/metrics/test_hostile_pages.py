@@ -14,12 +14,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import Metric
 
 from tests.support.loopback import listening
 from tests.support.peakmemory import MIB, peak_growth
 from tests.unit.metrics.test_direct_reader import page
 from tests.unit.metrics.test_metrics_page import PAGE
+from triton_pipelines.autoscaling.metrics import metrics_page
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
+from triton_pipelines.autoscaling.metrics.latency_reader import latency_of
 from triton_pipelines.autoscaling.metrics.metrics_client import (
     AT_ONCE,
     LARGE_AT_ONCE,
@@ -175,7 +178,7 @@ def _largest(line: Callable[[int], str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize(
+LARGEST = pytest.mark.parametrize(
     "line",
     [
         lambda number: f"a{number} 1",
@@ -184,9 +187,32 @@ def _largest(line: Callable[[int], str]) -> str:
     ],
     ids=["many metrics", "many models", "many labels"],
 )
+
+
+@LARGEST
 def test_the_largest_page_blocks_the_event_loop_briefly(line: Callable[[int], str]) -> None:
     text = _largest(line)
     began = time.process_time()
     with contextlib.suppress(MetricsPageError):
         parse_metrics_page(text, 1.0, MODELS)
     assert time.process_time() - began < 3.0
+
+
+@LARGEST
+def test_few_lines_of_the_largest_page_reach_the_slow_parser(
+    line: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take seconds for all of them, during which nothing else runs."""
+    parsed: list[int] = []
+
+    def count(text: str) -> list[Metric]:
+        parsed.append(len(text))
+        return []
+
+    monkeypatch.setattr(metrics_page, "text_string_to_metric_families", count)
+    text = _largest(line)
+    with contextlib.suppress(MetricsPageError):
+        parse_metrics_page(text, 1.0, MODELS)
+    latency_of(text, "model")
+    assert parsed
+    assert max(parsed) <= 16 * 1024

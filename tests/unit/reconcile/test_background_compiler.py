@@ -167,6 +167,43 @@ async def test_a_spec_over_its_budget_has_a_finding_and_delays_no_other(
     assert isinstance(await compiler.compile(KEY, spec, snapshot_of(changed)), CompiledPipeline)
 
 
+@pytest.mark.parametrize("stage", ["parse", "compile"])
+async def test_a_last_good_spec_over_its_budget_stays_off_the_event_loop(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of it is in a ConfigMap, which anyone may have edited."""
+    raw = large_document()
+    raw["metadata"]["generation"] = 1
+    world = World(raw).started()
+    world.change(postprocess={"labels": ["a", "b", "c"]})
+    snapshot = world.observed()
+    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    found = await compiled_by(compiler, snapshot.pipeline)
+
+    def over_budget(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(*arguments: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                raise AssertionError(f"{stage} on the event loop")
+            until = time.thread_time() + 0.2
+            while time.thread_time() < until:
+                pass
+            return call(*arguments)
+
+        return refuse
+
+    if stage == "parse":
+        slow_parse = over_budget(effective_spec.ParsedSpec.of)
+        monkeypatch.setattr(effective_spec.ParsedSpec, "of", slow_parse)
+    else:
+        slow_compile = over_budget(background_compiler.compile_parsed)
+        monkeypatch.setattr(background_compiler, "compile_parsed", slow_compile)
+        monkeypatch.setattr(effective_spec, "compile_parsed", slow_compile)
+    compiler.budget_seconds = 0.05
+    for _ in range(2):
+        await compiler.compile_last_good(KEY, snapshot, found)
+        assert compile_last_good(snapshot, compiler.resolver.resolve) is None
+
+
 async def test_slow_specs_of_one_namespace_occupy_one_thread(slow: Slow) -> None:
     compiler = BackgroundCompiler(Resolver(OPTIONS))
     tasks = await compilations(compiler, "hostile", 2 * THREADS)

@@ -13,11 +13,9 @@ from tests.support.certificates import CLIENT, SERVER, Authority
 from tests.support.worlds import BAD, LOADS, START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
+from triton_pipelines.controllers.pipeline.certificate_checks import read_certificate
 from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
-from triton_pipelines.controllers.pipeline.server_certificate import (
-    ServerCertificate,
-    read_certificate,
-)
+from triton_pipelines.controllers.pipeline.server_certificate import ServerCertificate
 from triton_pipelines.controllers.pipeline.tls_trust import NO_TLS, TlsTrust, tls_trust
 
 AUTHORITY = Authority(START)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -462,3 +463,74 @@ def test_a_hung_pod_is_named_and_its_repair_says_why() -> None:
 def test_a_pod_that_hangs_counts_as_healthy_for_as_long_as_a_busy_one() -> None:
     assert looks("good", *["hung"] * MISSES_ALLOWED).is_healthy
     assert not looks("good", *["hung"] * (MISSES_ALLOWED + 1)).is_healthy
+
+
+# --- restarts of the operator ---------------------------------------------------------------------
+
+ANSWERED = PodRepairState(answered={"a": 0})
+
+
+@pytest.mark.parametrize(
+    ("said", "alone", "beside"),
+    [
+        (["hung"] * (HUNG_PROBES - 1), False, False),
+        (["hung"] * HUNG_PROBES, False, True),
+        (["hung"] * (HUNG_PROBES_ALONE - 1), False, True),
+        (["hung"] * HUNG_PROBES_ALONE, True, True),
+        (["unknown", *["hung"] * HUNG_PROBES], False, True),
+        (["busy"] * 3 * HUNG_PROBES_ALONE, False, False),
+        (["late"] * 3 * HUNG_PROBES_ALONE, False, False),
+    ],
+)
+def test_a_model_that_hung_before_the_operator_restarted_is_detected(
+    said: list[str], alone: bool, beside: bool
+) -> None:
+    broken = looks(*said)
+    assert not broken.has_answered
+    assert healed(pod("a"), probes={"a": broken}, state=ANSWERED) == (["a"] if alone else [])
+    probes = {"a": broken, "b": GOOD}
+    assert healed(pod("a"), pod("b"), probes=probes, state=ANSWERED) == (["a"] if beside else [])
+
+
+def test_a_response_is_recorded_and_outlasts_the_operator() -> None:
+    written = decide(pod("a"), pod("b"), probes={"a": GOOD, "b": looks("hung")}).state
+    assert written == ANSWERED
+    state = PodRepairState.parse(json.loads(json.dumps(written.to_document())))
+    # Before the first probe of the new process, while it counts, and after a repair.
+    for probes in ({}, {"a": looks("hung"), "b": GOOD}, {"a": looks("unknown")}):
+        assert "a" in decide(pod("a"), pod("b"), probes=probes, state=state).state.answered
+    hung = {"a": looks(*["hung"] * HUNG_PROBES), "b": GOOD}
+    after = decide(pod("a"), pod("b"), probes=hung, state=state).state
+    assert (after.answered, after.count) == ({"a": 0, "b": 0}, 1)
+
+
+def test_a_response_of_another_container_or_pod_is_not_recorded() -> None:
+    hung = looks(*["hung"] * HUNG_PROBES_ALONE)
+    restarted = replace(hung, server_restarts=1)
+    found = decide(pod("a", restarts=1), probes={"a": restarted}, state=ANSWERED)
+    assert (found.pods, found.state.answered) == ((), {})
+    assert decide(pod("a", restarts=1), state=ANSWERED).state.answered == {}
+    # The container may have been restarted since the probe.
+    assert decide(pod("a", restarts=1), probes={"a": GOOD}).state.answered == {"a": 0}
+    assert decide(pod("b"), probes={"b": hung}, state=ANSWERED).state.answered == {}
+
+
+def test_a_response_counts_until_the_ensemble_is_unloaded() -> None:
+    unloaded = decide(pod("a"), probes={"a": Probe(START, False)}, state=ANSWERED)
+    assert unloaded.state.answered == {}
+
+
+def test_entries_that_cannot_be_read_are_forgotten() -> None:
+    document = {"answered": {"a": 0, "b": "0", "c": None, "d": True, "e": [1]}, "repaired": "x"}
+    assert PodRepairState.parse(document) == ANSWERED
+    assert PodRepairState.parse({"answered": ["a"]}) == PodRepairState()
+
+
+def test_a_restart_of_the_operator_forgets_no_response() -> None:
+    world = World(builders.document(replicas=2)).started()
+    answered = {f"uid-{one.name}": 0 for one in world.serving}
+    assert len(answered) == 2
+    assert world.state.pod_repair.answered == answered
+    world.forget()
+    assert world.step().is_empty
+    assert world.state.pod_repair.answered == answered

@@ -17,10 +17,8 @@ from tests.support.certificates import CLIENT, DAY, HOST, SERVER, Authority, new
 from tests.support.messages import Messages
 from tests.support.worlds import START
 from triton_pipelines.api.tls import TlsMode
-from triton_pipelines.controllers.pipeline.server_certificate import (
-    CertificateError,
-    read_certificate,
-)
+from triton_pipelines.controllers.pipeline.certificate_checks import read_certificate
+from triton_pipelines.controllers.pipeline.server_certificate import CertificateError
 from triton_pipelines.triton.tls import ClientCertificate
 
 AUTHORITY = Authority(START)

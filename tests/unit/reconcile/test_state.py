@@ -167,6 +167,11 @@ def downgrade(world: World) -> None:
     data[names.KEY_MEMORY] = json.dumps(flat, sort_keys=True)
 
 
+def flat_part(state: PipelineState) -> PipelineState:
+    """Return the part of a state that the flat document has."""
+    return replace(state, pod_repair=replace(state.pod_repair, answered={}))
+
+
 def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone() -> None:
     world = Tuning(builders.document(slo=SLO)).settle()
     world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
@@ -175,7 +180,7 @@ def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone(
     assert before.slo_guard.since
     assert before.tuning_run.document
     downgrade(world)
-    assert world.state == before
+    assert world.state == flat_part(before)
     decided = world.step()
     assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name(world.name)]
     assert (decided.delete, decided.clear, decided.tuning_objects, decided.action_events) == (
@@ -196,7 +201,7 @@ def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
             world.step()
             world.pass_time(5).control().run_pods()
         downgrade(upgraded)
-        assert upgraded.state == plain.state
+        assert flat_part(upgraded.state) == flat_part(plain.state)
         assert upgraded.deployment["spec"] == plain.deployment["spec"]
         assert upgraded.status == plain.status
 

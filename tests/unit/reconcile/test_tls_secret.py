@@ -19,7 +19,7 @@ from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import SECRETS, Resource
-from triton_pipelines.controllers.pipeline.server_certificate import read_certificate
+from triton_pipelines.controllers.pipeline.certificate_checks import read_certificate
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.tls_secret import POLL_SECONDS, TlsSecrets
 from triton_pipelines.controllers.pipeline.tls_trust import NO_TLS, tls_trust

@@ -15,10 +15,12 @@ from typing import Final, Self
 import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
-from .metrics_page import MetricsPageError, metric_families
+from .metrics_page import MetricsPageError, check_format, samples_of
 
 SUMMARY: Final = "nv_inference_request_summary_us"
 QUANTILE: Final = 0.99
+_COUNT: Final = f"{SUMMARY}_count"
+_NAMES: Final = {written: name for name in (SUMMARY, _COUNT) for written in (name, f"{name} ")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +36,22 @@ class ModelLatency:
 def latency_of(text: str, model: str) -> ModelLatency | None:
     """Return the latency of a model on a metrics page; ``None`` if the page has no p99 for it.
 
-    Of several versions the worst is returned.
+    Of several versions the worst is returned. Only the lines of the summary are parsed.
 
     Raises:
         MetricsPageError: The page is not in the text format.
     """
     found: list[float] = []
     requests = 0.0
-    samples = (
-        sample
-        for family in metric_families(text)
-        if family.name == SUMMARY
-        for sample in family.samples
-        if sample.labels.get("model") == model
-    )
-    for sample in samples:
-        if sample.name == f"{SUMMARY}_count":
-            requests += sample.value
-        elif sample.name == SUMMARY and _quantile(sample.labels) == QUANTILE:
-            found.append(sample.value / 1000)
+    for name, labels, value in samples_of(text, _NAMES):
+        if labels.get("model") != model:
+            continue
+        if name == _COUNT:
+            requests += value
+        elif _quantile(labels) == QUANTILE:
+            found.append(value / 1000)
     if not found:
+        check_format(text)
         return None
     return ModelLatency(
         max((value for value in found if math.isfinite(value)), default=None), requests

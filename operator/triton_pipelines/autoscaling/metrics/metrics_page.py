@@ -46,8 +46,12 @@ _SAMPLE: Final = re.compile(
     r"\w+\s*(?:\{(?P<labels>.*)\})?\s*(?P<value>[^\s_{}\"]+)(?:\s+-?\d+)?\s*"
 )
 _LABEL: Final = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
+_READ_LABELS: Final = frozenset({"model", "quantile"})
 # The labels of a series are the same on each page. At most 2 KiB each.
 _CACHED_LABELS: Final = 4096
+# Characters of a page without samples that are parsed to find out what is wrong. All of the largest
+# page would take seconds.
+_CHECKED_CHARACTERS: Final = 16 * 1024
 
 
 class MetricsPageError(ValueError):
@@ -75,6 +79,41 @@ def metric_families(text: str) -> Iterator[Metric]:
         raise MetricsPageError(_NOT_THE_FORMAT, str(error)[:200]) from error
 
 
+def check_format(text: str) -> None:
+    """Check the beginning of a page on which no sample was found.
+
+    Raises:
+        MetricsPageError: It is not in the text format.
+    """
+    head = text[:_CHECKED_CHARACTERS]
+    if len(head) < len(text):
+        head = head[: head.rfind("\n") + 1]
+    for _ in metric_families(head):
+        pass
+
+
+def samples_of(
+    text: str, names: Mapping[str, str]
+) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels (``model``, ``quantile``) and value of the samples of some metrics.
+
+    Only the lines of these metrics are parsed: a page has many others.
+
+    Args:
+        text: The metrics page.
+        names: Names by how a line may begin, up to its labels or its first space.
+
+    Raises:
+        MetricsPageError: The page is not in the text format, or has too many or too long lines.
+    """
+    for line in _lines(text):
+        head, brace, _ = line.partition("{")
+        name = names.get(head if brace else head.partition(" ")[0])
+        if name is not None:
+            labels, value = _sample(line, name)
+            yield name, _labels(labels), value
+
+
 def parse_metrics_page(
     text: str, at: float, models: Collection[str] | None = None
 ) -> tuple[Scrape, float | None]:
@@ -99,22 +138,15 @@ def parse_metrics_page(
     sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     gpus: list[float] = []
     is_tritons = False
-    for line in _lines(text):
-        head, brace, _ = line.partition("{")
-        name = _NAMES.get(head if brace else head.partition(" ")[0])
-        if name is None:
-            continue
-        labels, value = _sample(line, name)
+    for name, labels, value in samples_of(text, _NAMES):
         if name == GPU_UTILIZATION:
             gpus.append(_sane(name, value))
-        elif (model := _model(labels)) is not None:
+        elif model := labels.get("model"):
             is_tritons = True
             if models is None or model in models:
                 sums[model][FIELDS[name]] += _sane(name, value)
     if not is_tritons:
-        for _ in metric_families(text):
-            pass  # says what is wrong with the format
-    if not is_tritons:
+        check_format(text)
         raise MetricsPageError(
             "the page has no nv_inference_* series; run the server with "
             "--allow-metrics=true and counter_latencies enabled"
@@ -146,17 +178,17 @@ def _sample(line: str, name: str) -> tuple[str, float]:
 
 
 @lru_cache(maxsize=_CACHED_LABELS)
-def _model(labels: str) -> str | None:
-    """Return the value of the label ``model``; ``None`` without one, or if it is empty."""
-    position, model = 0, None
-    while position < len(labels):
-        found = _LABEL.match(labels, position)
+def _labels(text: str) -> Mapping[str, str]:
+    """Return the labels on a line that are read; the result is shared."""
+    position, labels = 0, dict[str, str]()
+    while position < len(text):
+        found = _LABEL.match(text, position)
         if found is None:
-            raise MetricsPageError(_NOT_THE_FORMAT, f"the labels {labels[:200]!r}")
-        if found[1] == "model":
-            model = re.sub(r"\\(.)", _unescaped, found[2])
+            raise MetricsPageError(_NOT_THE_FORMAT, f"the labels {text[:200]!r}")
+        if found[1] in _READ_LABELS:
+            labels[found[1]] = re.sub(r"\\(.)", _unescaped, found[2])
         position = found.end()
-    return model or None
+    return labels
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -167,6 +167,9 @@ class Autoscaler:
 
     def _observe(self, key: Key) -> None:
         """Update a pipeline's spec and its pods from the caches."""
+        known, effective = self._states.get(key), self.handover.effective_specs.get(key)
+        if known is not None and effective is not None and known.is_unscaled(effective.graph):
+            return
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None or is_unmanaged(raw):
             self._forget([key])

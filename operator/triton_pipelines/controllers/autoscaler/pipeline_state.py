@@ -143,6 +143,10 @@ class PipelineScalingState:
             return []
         return scaled_steps(self.graph)
 
+    def is_unscaled(self, graph: Graph) -> bool:
+        """Return whether this graph is the known one and none of its steps is scaled."""
+        return graph is self.graph and not self.steps
+
     @property
     def is_changing(self) -> bool:
         """Return whether a change of counts is running."""

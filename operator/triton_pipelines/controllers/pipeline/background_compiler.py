@@ -84,7 +84,8 @@ class BackgroundCompiler:
         try:
             parsed = await self._run(key, identity, lambda: ParsedSpec.of(raw, identity))
         except OverBudgetError:
-            return ParsedSpec.rejected(identity, self._finding())
+            # Kept, so that the resolver does not parse it on the event loop.
+            parsed = ParsedSpec.rejected(identity, self._finding())
         return self.resolver.keep(raw, parsed)
 
     async def compile(
@@ -101,7 +102,7 @@ class BackgroundCompiler:
                 key, (spec.identity, inputs), lambda: compile_parsed(pipeline, inputs, options)
             )
         except OverBudgetError:
-            return [self._finding()]
+            compiled = [self._finding()]
         spec.keep(inputs, compiled, options)
         return compiled
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from .resize_rejections import ResizeRejection, with_quota_advice
 from .server_certificate import ServerCertificate
 from .state import PipelineState, RolloutState
 from .state import json_object as json_object
+from .text_cache import TextCache
 
 Object = dict[str, Any]
 # Put on pods by the Deployment's controller (apps/v1 DefaultDeploymentUniqueLabelKey).
@@ -305,21 +305,20 @@ class Snapshot:
         )
 
 
-# An iteration reads the same texts several times. What is returned is shared, and never changed.
-# The state of an idle pipeline, 2 KB, is read with each probe of its pods.
-@functools.lru_cache(maxsize=1024)
-def _state_of(text: str | None) -> PipelineState:
-    return PipelineState.parse(text)
-
-
-@functools.lru_cache(maxsize=16)
-def _record_of(text: str | None) -> Mapping[str, Any] | None:
+def _parse_record(text: str | None) -> Mapping[str, Any] | None:
     record = json_object(text)
     return (
         record
         if isinstance(record.get("template"), dict) and isinstance(record.get("serverImage"), str)
         else None
     )
+
+
+# An iteration reads the same texts several times. The state of an idle pipeline, 2 KB, is read with
+# each probe of its pods: there is room for that of 1,500 pipelines. Each of these texts may have
+# 1 MiB, with other content at each edit.
+_state_of = TextCache(PipelineState.parse, 3 * 1024**2)
+_record_of = TextCache(_parse_record, 3 * 1024**2 // 2)
 
 
 def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:

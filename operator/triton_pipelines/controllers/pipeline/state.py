@@ -191,18 +191,24 @@ class CpuResizeState(FieldManagersState):
 
 @dataclass(frozen=True, slots=True)
 class PodRepairState(PolicyState):
-    """Pods that were deleted because their probes found a fault."""
+    """Pods that were deleted because their probes found a fault, and pods that have worked."""
 
     repaired: str = ""
     """When one was last deleted (RFC 3339)."""
     count: int = 0
     """How many were deleted in a row, each soon after the one before."""
+    answered: Mapping[str, int] = field(default_factory=dict)
+    """Pods that have answered a test inference in time, by uid: how often Triton's container had
+    been restarted before. A restarted operator would not know it otherwise."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:
-        """Read a document; an unreadable time counts as none."""
+        """Read a document; an unreadable time, or an unreadable pod, counts as none."""
         state = super(PodRepairState, cls).parse(document)
-        return state if moment(state.repaired) is not None else cls()
+        answered = {uid: count for uid, count in state.answered.items() if type(count) is int}
+        if moment(state.repaired) is None:
+            return cls(answered=answered)
+        return dataclasses.replace(state, answered=answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +254,7 @@ class PipelineState:
     slo_guard: SloGuardState = SloGuardState()
     replicas: ReplicasState = field(default_factory=ReplicasState)
     cpu_resize: CpuResizeState = CpuResizeState()
-    pod_repair: PodRepairState = PodRepairState()
+    pod_repair: PodRepairState = field(default_factory=PodRepairState)
     control_secrets: ControlSecretsState = field(default_factory=ControlSecretsState)
     tuning_run: TuningRunState = field(default_factory=TuningRunState)
     warnings: WarningsState = field(default_factory=WarningsState)

@@ -15,7 +15,7 @@ from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import SECRETS
 from triton_pipelines.cluster.work_queue import Key
 
-from .server_certificate import PATH, CertificateError, ServerCertificate, read_certificate
+from .server_certificate import PATH, CertificateError, ServerCertificate
 from .snapshot import Snapshot
 from .tls_trust import deployed_tls
 
@@ -125,6 +125,8 @@ def _usable(reading: _Reading | None, now: dt.datetime) -> tuple[ServerCertifica
 
 
 def _certificate(secret: Object, tls: Tls) -> ServerCertificate:
+    from .certificate_checks import read_certificate
+
     data: dict[str, bytes] = {}
     for key, text in (secret.get("data") or {}).items():
         try:

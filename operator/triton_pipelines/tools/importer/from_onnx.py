@@ -22,6 +22,7 @@ from triton_pipelines.loader.onnx_file import FileTensor, OnnxFile
 from . import model_facts
 from .model_facts import SidecarFiles
 from .output_roles import ServedOutput, describe
+from .pooling_placement import place_pooling
 from .yaml_document import ResourceDraft
 
 PAIR_INPUT = "TEXT_PAIR"
@@ -82,6 +83,7 @@ def draft(given: DraftInputs) -> ResourceDraft:
     if tokens:
         _add_tokenizer(resource, given, shape)
     _add_model(resource, given, tokens, shape)
+    place_pooling(resource, given.graph)
     _add_health(resource, [tensor.name for tensor in given.graph.inputs if tensor not in tokens])
     return resource
 
@@ -194,7 +196,6 @@ def _add_tokenizer(resource: ResourceDraft, given: DraftInputs, shape: _GraphSha
     resource.spec["tokenizer"] = spec
     if given.pair:
         spec["inputs"] = {"text": "TEXT", "textPair": PAIR_INPUT}
-        "Two texts (--pair): clients send both, row by row."
     limits = model_facts.lengths(given.files)
     if shape.length is not None:
         spec["maxLength"] = shape.length

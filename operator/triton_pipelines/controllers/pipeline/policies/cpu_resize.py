@@ -27,7 +27,7 @@ from triton_pipelines.controllers.pipeline.resize_rejections import (
 )
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import CpuResizeState
-from triton_pipelines.controllers.timestamps import timestamp
+from triton_pipelines.controllers.timestamps import moment, timestamp
 
 from .replicas import UNNAMED_MANAGER
 
@@ -133,7 +133,7 @@ def _deviating_manager(pod: Pod, change: Resize) -> _CpuManager | None:
     for entry, fields in _resize_entries(pod):
         manager = str(entry.get("manager", "")) or UNNAMED_MANAGER
         if deviating & fields and not manager.startswith(names.MANAGER_CHILDREN):
-            return _CpuManager(manager, timestamp(str(entry.get("time") or "")))
+            return _CpuManager(manager, moment(str(entry.get("time") or "")))
         deviating -= fields
     admitted = _vpa_at_admission(pod)
     if admitted is None or not deviating & admitted[1]:

@@ -27,7 +27,7 @@ from triton_pipelines.controllers.pipeline.status import stalled
 from .revision import WAITING_SECONDS
 
 # A longer spec is not recorded: a ConfigMap holds 1 MiB in all, and this one is written with each
-# change of a count.
+# change of a count. A longer record is not the operator's.
 KEPT_MAX: Final = 256 * 1024
 
 
@@ -138,7 +138,8 @@ def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
 
     ``None`` if no such spec is known.
     """
-    found = json_object(snapshot.last_good_document)
+    document = snapshot.last_good_document
+    found = json_object(document if len(document) <= KEPT_MAX else None)
     spec, digests = found.get("spec"), found.get("digests")
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton_pipelines.api.loadplan import ResolvedSource, diverged_sources, resolution
 from triton_pipelines.controllers.pipeline.actions import Deletion
@@ -82,7 +82,7 @@ def choose_repairs(
     Args:
         snapshot: What was observed.
         resolved: What each revision was first loaded from.
-        state: When pods were last deleted because of their probes.
+        state: When pods were last deleted because of their probes, and which have answered.
         now: The current time (UTC).
         probe_age_max: Age from which a probe says nothing about its pod any more.
     """
@@ -101,12 +101,13 @@ def choose_repairs(
     probes = {
         uid: probe for uid, probe in snapshot.probes.items() if now - probe.at <= probe_age_max
     }
+    state = replace(state, answered=_answered(snapshot, state.answered))
     is_due, count = _due(state, now)
-    broken = _broken(snapshot.pods, probes, to_delete) if is_due else None
+    broken = _broken(snapshot.pods, probes, to_delete, state.answered) if is_due else None
     if broken is not None:
         pod, fault = broken
         to_delete.append(pod)
-        state = PodRepairState(rfc3339(now), count)
+        state = replace(state, repaired=rfc3339(now), count=count)
         error = snapshot.probes[pod.uid].inference_error
         note = f"pod {pod.name} is deleted because {fault.cause}" + (f": {error}" if error else "")
         events.append(Event(True, fault.event, "DeletePod", note))
@@ -122,6 +123,28 @@ def _due(state: PodRepairState, now: dt.datetime) -> tuple[bool, int]:
     interval = min(REPAIR_INTERVAL * 2 ** min(max(state.count - 1, 0), 10), REPAIR_INTERVAL_MAX)
     since = now - last
     return since >= interval, state.count + 1 if since < 2 * interval else 1
+
+
+def _answered(snapshot: Snapshot, recorded: Mapping[str, int]) -> dict[str, int]:
+    """Return the pods that have answered a test inference, with the restarts of their container.
+
+    They are recorded, because only they can be told from pods that are slow or still warming up,
+    and a model that hangs when the operator starts never answers it.
+    """
+    answered = {}
+    for pod in snapshot.pods:
+        probe = snapshot.probes.get(pod.uid)
+        restarts = pod.server_restarts if probe is None else probe.server_restarts
+        is_recorded = recorded.get(pod.uid) == restarts
+        if probe is None:
+            has_answered = is_recorded
+        else:
+            # A probe with an error may not know whether the ensemble is ready.
+            may_serve = probe.ensemble_ready or probe.error != ""
+            has_answered = probe.has_answered or (is_recorded and may_serve)
+        if has_answered:
+            answered[pod.uid] = restarts
+    return answered
 
 
 def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
@@ -179,11 +202,14 @@ class _Fault:
 
 
 def _broken(
-    pods: Sequence[Pod], probes: Mapping[str, Probe], to_delete: Sequence[Pod]
+    pods: Sequence[Pod],
+    probes: Mapping[str, Probe],
+    to_delete: Sequence[Pod],
+    answered: Mapping[str, int],
 ) -> tuple[Pod, _Fault] | None:
     """Return the first pod that has to be recreated because of its probes."""
     for pod in pods:
-        fault = _fault_of(pod, probes.get(pod.uid))
+        fault = _fault_of(pod, probes.get(pod.uid), has_answered=pod.uid in answered)
         if fault is None or pod.deleting or pod in to_delete:
             continue
         another_serves = any(
@@ -197,8 +223,14 @@ def _broken(
     return None
 
 
-def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
-    """Return the fault that the last probe met; ``None`` if a new pod would not repair it."""
+def _fault_of(pod: Pod, probe: Probe | None, *, has_answered: bool) -> _Fault | None:
+    """Return the fault that the last probe met; ``None`` if a new pod would not repair it.
+
+    Args:
+        pod: The pod.
+        probe: Its last probe.
+        has_answered: Whether the pod has answered a test inference in time.
+    """
     if probe is None:
         return None
     if not pod.ready:
@@ -207,7 +239,7 @@ def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
         return _Fault("SharedMemoryFull", _FULL, True, True) if is_full else None
     if not probe.inference_error:
         return None
-    if probe.has_answered and (devices := pod.unhealthy_devices):
+    if has_answered and (devices := pod.unhealthy_devices):
         # While inferences succeed, the pod stays: there may be no other device for a new one.
         shown = ", ".join(devices)
         cause = (
@@ -231,7 +263,7 @@ def _fault_of(pod: Pod, probe: Probe | None) -> _Fault | None:
             probe.consecutive_wrong >= DEAD_PROBES,
             probe.consecutive_wrong >= DEAD_PROBES_ALONE,
         )
-    if probe.has_answered and probe.consecutive_hung >= HUNG_PROBES:
+    if has_answered and probe.consecutive_hung >= HUNG_PROBES:
         return _Fault(
             "ModelHung",
             "it does not complete any inferences",

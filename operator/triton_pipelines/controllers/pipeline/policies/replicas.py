@@ -28,7 +28,7 @@ from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KE
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 from triton_pipelines.controllers.pipeline.state import ReplicasState, StalledRolloutState
-from triton_pipelines.controllers.timestamps import timestamp
+from triton_pipelines.controllers.timestamps import moment
 
 from .preflight import Preflight
 from .revision import DesiredRevision
@@ -278,7 +278,7 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
         _Owner(
             str(entry.get("manager", "")) or UNNAMED_MANAGER,
             entry.get("subresource") == "scale",
-            timestamp(str(entry.get("time") or "")),
+            moment(str(entry.get("time") or "")),
         )
         for entry in entries
     ]

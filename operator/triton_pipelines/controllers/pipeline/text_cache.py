@@ -1,0 +1,45 @@
+"""Cache what the texts of ConfigMaps, which anyone may edit, are parsed to. Limited in size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+# What each entry costs in addition to its text, as a number of characters.
+_ENTRY_CHARACTERS: Final = 100
+
+
+@dataclass(slots=True)
+class TextCache(Generic[T]):
+    """The results for the texts that were used last. They are shared, and must not be changed."""
+
+    parse: Callable[[str | None], T]
+    """Returns the result for a text."""
+    characters_max: int
+    """Total length of the texts that are kept. What JSON is parsed to may take 25 times as much
+    memory as its text."""
+    _results: dict[str | None, T] = field(default_factory=dict)
+    """Results by text, the one that was used last at the end."""
+    _characters: int = 0
+
+    def __call__(self, text: str | None) -> T:
+        """Return the result for a text."""
+        if text in self._results:
+            result = self._results.pop(text)
+        else:
+            result = self.parse(text)
+            self._characters += _cost(text)
+        self._results[text] = result
+        while self._characters > self.characters_max:
+            oldest = next(iter(self._results))
+            del self._results[oldest]
+            self._characters -= _cost(oldest)
+        return result
+
+
+def _cost(text: str | None) -> int:
+    return _ENTRY_CHARACTERS + len(text or "")
