@@ -152,4 +152,4 @@ async def test_an_own_object_that_the_caches_do_not_know_is_applied_over() -> No
     client = StoringClient(existing("ConfigMap", "ours"))
     store = await apply_one(client, "ConfigMap")
     assert client.requests == ["apply", "get", "apply"]
-    assert store.get(CONFIG_MAPS, "n", "a") is client.existing
+    assert store.get(CONFIG_MAPS, "n", "a") == client.existing
