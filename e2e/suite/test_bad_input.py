@@ -218,7 +218,7 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(
     for node in kube.objects("Node"):
         amount = node["status"]["allocatable"].get("nvidia.com/gpu", "0")
         if amount != "0":
-            offers.append(f"{node['metadata']['name']}: {amount}")
+            offers.append(f"{amount} on node {node['metadata']['name']}")
     for offer in offers:
         assert offer in reported["message"]
     if not offers:

@@ -314,7 +314,7 @@ def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
     ]
     assert steps == ["millicores", STEP], "CPU first, and the count when it was there"
     assert any(
-        note.startswith("millicores from ") and "CPUBound" in note
+        note.startswith("scaled millicores from ") and "CPUBound" in note
         for note in events(tiny, "Scaled")
     )
 
