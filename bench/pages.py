@@ -170,7 +170,7 @@ def changes(found: Result) -> str:
             one["failed"],
             f"{one['steadyLongestMilliseconds']:.0f} ms",
             ", ".join(f"{value:.0f}" for value in one["longestBeyondSteadyMilliseconds"]) + " ms",
-            f"{min(one['changeSeconds']):.1f} to {max(one['changeSeconds']):.1f} s",
+            f"{min(one['changeSeconds']):.2f} to {max(one['changeSeconds']):.2f} s",
         )
         for one in found["detail"]["workloads"]
     ]
