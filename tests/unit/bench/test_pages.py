@@ -99,7 +99,7 @@ def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
         "longestBeyondSteadyMilliseconds": [3.0, 44.0],
         "changeSeconds": [0.3, 2.4],
     }
-    assert "| short | 300 | 9000 | 0 | 20 ms | 3, 44 ms | 0.3 to 2.4 s |" in pages.changes(
+    assert "| short | 300 | 9000 | 0 | 20 ms | 3, 44 ms | 0.30 to 2.40 s |" in pages.changes(
         {"detail": {"workloads": [change]}}
     )
     fault = {"goodMetrics": [4], "faults": {"old samples": {"kind": "stale", "downwardSteps": [0]}}}
