@@ -7,6 +7,7 @@ import contextlib
 import resource
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operatorprocess import start_operator
+from tests.support.operatorprocess import OperatorProcess, start_operator
 from tests.support.operators import apply_any, eventually, free_port, make_namespace
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
@@ -77,63 +78,73 @@ def _open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-async def test_a_flood_of_connections_affects_no_reconcile(
-    api_server: ControlPlane, tmp_path: Path
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """An operator process with a limit of open files."""
+
+    admin: Client
+    proxy: FaultProxy
+    namespace: str
+    process: OperatorProcess
+    metrics_port: int
+
+
+@contextlib.asynccontextmanager
+async def _limited_operator(
+    api_server: ControlPlane, folder: Path, open_files: int
+) -> AsyncIterator[_Scene]:
+    """An operator that leads, and then may open only so many files."""
     metrics_port = free_port()
     async with (
         Client(lambda: load_configuration(str(api_server.kubeconfig))) as admin,
         FaultProxy(api_server.kubeconfig) as proxy,
-        httpx.AsyncClient(timeout=30) as http,
     ):
         namespace = await make_namespace(admin, f"flood-{uuid.uuid4().hex[:12]}")
         settings = {"METRICS_PORT": str(metrics_port)}
-        process = await start_operator("one", proxy, tmp_path / "one", namespace, **settings)
+        process = await start_operator("one", proxy, folder, namespace, **settings)
         try:
             await eventually("leader", process.leads)
-            limits = (OPEN_FILES, OPEN_FILES)
-            resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, limits)
-            async with flooded(metrics_port):
-                # Watches, and connections to the API server, have to be opened again.
-                proxy.cut_streams()
-                document = builders.document(name="p", namespace=namespace)
-                document["metadata"].pop("uid")
-                await apply_any(admin, INFERENCE_PIPELINES, document)
-                await eventually("its Deployment", lambda: admin.get(DEPLOYMENTS, namespace, "p"))
-                assert process.is_running()
-                assert _open_files(process.process.pid) < OPEN_FILES / 2
-            assert (await http.get(process.health_url)).status_code == 200
-            url = f"http://127.0.0.1:{metrics_port}/metrics"
-            assert "tritonpipe_leading 1.0" in (await http.get(url)).text
+            resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, (open_files, open_files))
+            yield _Scene(admin, proxy, namespace, process, metrics_port)
         finally:
             await process.end()
+
+
+async def test_a_flood_of_connections_affects_no_reconcile(
+    api_server: ControlPlane, tmp_path: Path
+) -> None:
+    async with (
+        _limited_operator(api_server, tmp_path / "one", OPEN_FILES) as scene,
+        httpx.AsyncClient(timeout=30) as http,
+    ):
+        async with flooded(scene.metrics_port):
+            # Watches, and connections to the API server, have to be opened again.
+            scene.proxy.cut_streams()
+            document = builders.document(name="p", namespace=scene.namespace)
+            document["metadata"].pop("uid")
+            await apply_any(scene.admin, INFERENCE_PIPELINES, document)
+            await eventually(
+                "its Deployment", lambda: scene.admin.get(DEPLOYMENTS, scene.namespace, "p")
+            )
+            assert scene.process.is_running()
+            assert _open_files(scene.process.process.pid) < OPEN_FILES / 2
+        assert (await http.get(scene.process.health_url)).status_code == 200
+        url = f"http://127.0.0.1:{scene.metrics_port}/metrics"
+        assert "tritonpipe_leading 1.0" in (await http.get(url)).text
 
 
 async def test_a_flood_of_both_ports_does_not_fail_the_liveness_probe(
     api_server: ControlPlane, tmp_path: Path
 ) -> None:
-    metrics_port = free_port()
-    async with (
-        Client(lambda: load_configuration(str(api_server.kubeconfig))) as admin,
-        FaultProxy(api_server.kubeconfig) as proxy,
-    ):
-        namespace = await make_namespace(admin, f"flood-{uuid.uuid4().hex[:12]}")
-        settings = {"METRICS_PORT": str(metrics_port)}
-        process = await start_operator("one", proxy, tmp_path / "one", namespace, **settings)
-        try:
-            await eventually("leader", process.leads)
-            limits = (OPEN_FILES // 2, OPEN_FILES // 2)
-            resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, limits)
-            health_port = httpx.URL(process.health_url).port
-            assert health_port is not None
-            async with flooded(metrics_port, 100), flooded(health_port, 100):
-                failures = 0
-                for _ in range(PROBES):
-                    failures = 0 if await _is_alive(process.health_url) else failures + 1
-                    assert failures < FAILURES_MAX, "the kubelet would restart the operator"
-            assert process.is_running()
-        finally:
-            await process.end()
+    async with _limited_operator(api_server, tmp_path / "one", OPEN_FILES // 2) as scene:
+        health_port = httpx.URL(scene.process.health_url).port
+        assert health_port is not None
+        async with flooded(scene.metrics_port, 100), flooded(health_port, 100):
+            failures = 0
+            for _ in range(PROBES):
+                failures = 0 if await _is_alive(scene.process.health_url) else failures + 1
+                assert failures < FAILURES_MAX, "the kubelet would restart the operator"
+        assert scene.process.is_running()
 
 
 async def _is_alive(url: str) -> bool:

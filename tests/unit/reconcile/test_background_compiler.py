@@ -104,15 +104,20 @@ async def test_a_large_spec_is_compiled_once_in_a_thread(threads: list[str]) -> 
     assert isinstance(compiler.resolver.resolve(snapshot_of(raw)), CompiledPipeline)
 
 
-async def test_a_large_last_good_spec_is_compiled_in_a_thread_too(
-    threads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operator that has just started knows it from the live ConfigMap alone."""
+def with_last_good() -> Snapshot:
+    """What a new operator finds of a large pipeline whose spec has since become invalid."""
     raw = large_document()
     raw["metadata"]["generation"] = 1
     world = World(raw).started()
     world.change(postprocess={"labels": ["a", "b", "c"]})
-    snapshot = world.observed()
+    return world.observed()
+
+
+async def test_a_large_last_good_spec_is_compiled_in_a_thread_too(
+    threads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that has just started knows it from the live ConfigMap alone."""
+    snapshot = with_last_good()
     compiler = BackgroundCompiler(Resolver(OPTIONS))
     found = await compiled_by(compiler, snapshot.pipeline)
     assert not isinstance(found, CompiledPipeline)
@@ -172,11 +177,7 @@ async def test_a_last_good_spec_over_its_budget_stays_off_the_event_loop(
     stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of it is in a ConfigMap, which anyone may have edited."""
-    raw = large_document()
-    raw["metadata"]["generation"] = 1
-    world = World(raw).started()
-    world.change(postprocess={"labels": ["a", "b", "c"]})
-    snapshot = world.observed()
+    snapshot = with_last_good()
     compiler = BackgroundCompiler(Resolver(OPTIONS))
     found = await compiled_by(compiler, snapshot.pipeline)
 

@@ -128,8 +128,8 @@ def _due(state: PodRepairState, now: dt.datetime) -> tuple[bool, int]:
 def _answered(snapshot: Snapshot, recorded: Mapping[str, int]) -> dict[str, int]:
     """Return the pods that have answered a test inference, with the restarts of their container.
 
-    They are recorded, because only they can be told from pods that are slow or still warming up,
-    and a model that hangs when the operator starts never answers it.
+    Only for these pods does a missing answer mean that a model hangs: other pods may be slow or
+    still warming up. The record outlasts a restart of the operator.
     """
     answered = {}
     for pod in snapshot.pods:
