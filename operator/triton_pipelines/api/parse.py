@@ -76,7 +76,7 @@ def _findings(error: ValidationError, body: Mapping[str, Any]) -> list[Finding]:
     ]
     if (more := error.error_count() - FINDINGS_MAX) > 0:
         last = items[FINDINGS_MAX]
-        text = f"{more} more problems from here on are not listed; correct the others first"
+        text = f"{more} further problems are not listed; correct the listed ones first"
         found.append(Finding(_path(last["loc"]), text, code=code_of(last)))
     return found
 

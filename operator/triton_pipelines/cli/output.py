@@ -72,7 +72,7 @@ def escape_controls(text: str) -> str:
 def printable(document: Any) -> Any:
     """Return a document of the cluster with control characters escaped in all texts.
 
-    Terminals carry out what these characters say, and any user of the cluster can write some texts.
+    Terminals execute control sequences, and any user of the cluster can write some of these texts.
     """
     if isinstance(document, str):
         return escape_controls(document)

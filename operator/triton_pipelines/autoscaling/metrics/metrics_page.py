@@ -49,8 +49,8 @@ _LABEL: Final = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
 _READ_LABELS: Final = frozenset({"model", "quantile"})
 # The labels of a series are the same on each page. At most 2 KiB each.
 _CACHED_LABELS: Final = 4096
-# Characters of a page without samples that are parsed to find out what is wrong. All of the largest
-# page would take seconds.
+# Characters of a page without samples that are parsed to find out what is wrong. Parsing all of the
+# largest page would take seconds.
 _CHECKED_CHARACTERS: Final = 16 * 1024
 
 
@@ -101,7 +101,7 @@ def samples_of(
 
     Args:
         text: The metrics page.
-        names: Names by how a line may begin, up to its labels or its first space.
+        names: Metric names by the beginning of their lines, up to the labels or the first space.
 
     Raises:
         MetricsPageError: The page is not in the text format, or has too many or too long lines.

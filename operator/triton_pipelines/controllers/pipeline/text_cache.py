@@ -1,4 +1,4 @@
-"""Cache what the texts of ConfigMaps, which anyone may edit, are parsed to. Limited in size."""
+"""Cache the parsed texts of ConfigMaps. Anyone may edit them, so their total size is limited."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TextCache(Generic[T]):
     parse: Callable[[str | None], T]
     """Returns the result for a text."""
     characters_max: int
-    """Total length of the texts that are kept. What JSON is parsed to may take 25 times as much
-    memory as its text."""
+    """Total length of the texts that are kept. Parsed JSON may take 25 times as much memory as its
+    text."""
     _results: dict[str | None, T] = field(default_factory=dict)
     """Results by text, the one that was used last at the end."""
     _characters: int = 0
