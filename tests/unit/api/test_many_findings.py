@@ -17,7 +17,7 @@ def test_thousands_of_findings_are_counted(messages: Messages) -> None:
     assert {finding.code for finding in findings} == {FindingCode.UNKNOWN_FIELD}
     last = findings[-1]
     assert last.path == f"spec.unknown{FINDINGS_MAX}"
-    assert "2000 more" in last.message
+    assert "2000 further" in last.message
     messages.check(last.message)
 
 
