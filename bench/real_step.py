@@ -2,10 +2,10 @@
 
 ``STEP=gpu`` runs the model on an NVIDIA GPU, ``STEP=cpu`` on the CPU, which only rehearses a run.
 ``PRECISION`` is ``tf32`` (FP32 weights, as the ONNX runner runs them on a GPU), ``fp32`` (without
-TensorFloat-32) or ``fp16`` (weights and activations in half precision). ``TOKENIZER=Native`` puts
-the native tokenizer before the step where the benchmark has one (S3, C1 to C4, C9), also before a
-simulated step. The model is MiniLM with a seeded linear head; without the package of its weights,
-all weights are seeded.
+TensorFloat-32) or ``fp16`` (weights and activations in half precision). ``TOKENIZER=Python`` puts
+the Python tokenizer before the step instead of the native one where the benchmark has both (S3, C1
+to C4, C9), also before a simulated step. The model is MiniLM with a seeded linear head; without the
+package of its weights, all weights are seeded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
 from e2e import tokenizer
-from e2e.local import native
 from e2e.models import bytepairs, minilm, tree
 from e2e.models.graph import serialize
 from e2e.models.weights import EncoderConfig, load_weights, model_folder
@@ -80,13 +79,18 @@ def is_real() -> bool:
     return STEP != SIMULATED
 
 
-def suffix() -> str:
+def step_suffix() -> str:
     """Return what follows the id of a result: each real step has results of its own."""
     if not is_real():
-        return tokenizer.suffix()
+        return ""
     name = "rehearsal" if STEP == CPU else STEP
     precision = "" if PRECISION == TF32 else f"-{PRECISION}"
-    return f"-{name}{precision}{tokenizer.suffix()}"
+    return f"-{name}{precision}"
+
+
+def suffix() -> str:
+    """Return the suffix of a result that depends on the implementation of the tokenizer as well."""
+    return f"{step_suffix()}{tokenizer.suffix()}"
 
 
 def kind() -> str:
@@ -120,24 +124,32 @@ def record() -> dict[str, str]:
     return {"step": described(), "gpu": device()} if is_real() else {}
 
 
-def command(identity: str) -> str | None:
-    """Return the command that repeats a measurement; ``None`` if it needs no variables."""
-    of_tokenizer = tokenizer.command(identity)
+def step_command(identity: str, rest: str | None = None) -> str | None:
+    """Return the command that repeats a measurement; ``None`` if it needs no variables.
+
+    Args:
+        identity: ID of the measurement.
+        rest: The command without the variables of the step; ``None`` if it needs no others.
+    """
     if not is_real():
-        return of_tokenizer
-    return f"STEP={STEP} PRECISION={PRECISION} {of_tokenizer or f'make bench ID={identity}'}"
+        return rest
+    return f"STEP={STEP} PRECISION={PRECISION} {rest or f'make bench ID={identity}'}"
+
+
+def command(identity: str) -> str | None:
+    """Return the command if the measurement depends on the implementation of the tokenizer."""
+    return step_command(identity, tokenizer.command(identity))
 
 
 def prepare() -> None:
     """Let the server's processes find the CUDA libraries, and check that they do.
 
-    The library of a native tokenizer is built and put into the package.
+    If the native tokenizer is selected, its library is built and put into the package.
 
     Raises:
         StepError: ONNX Runtime cannot run a model on the GPU.
     """
-    if tokenizer.is_native():
-        native.install()
+    tokenizer.prepare()
     if STEP != GPU:
         return
     folders = [str(folder) for folder in cuda_libraries()]

@@ -1,6 +1,6 @@
 """The tokenizer implementation of the pipelines of tests and benchmarks.
 
-`TOKENIZER=Native` selects the native tokenizer; the default is `Python`.
+`TOKENIZER=Python` selects the Python step; without it, pipelines have the default, `Native`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from e2e.local import native
 from triton_pipelines.api.tokenizer import TokenizerImplementation, TokenizerType
+from triton_pipelines.compile.graph.options import DEFAULT_TOKENIZER
 
 ENV_TOKENIZER: Final = "TOKENIZER"
 
@@ -20,7 +22,7 @@ def chosen(environment: Mapping[str, str]) -> TokenizerImplementation:
     Raises:
         ValueError: It selects an unknown one.
     """
-    given = environment.get(ENV_TOKENIZER) or TokenizerImplementation.PYTHON
+    given = environment.get(ENV_TOKENIZER) or DEFAULT_TOKENIZER
     if given not in list(TokenizerImplementation):
         raise ValueError(f"{ENV_TOKENIZER}={given}: use {' or '.join(TokenizerImplementation)}")
     return TokenizerImplementation(given)
@@ -34,6 +36,16 @@ def is_native() -> bool:
     return IMPLEMENTATION is TokenizerImplementation.NATIVE
 
 
+def prepare() -> None:
+    """Put the library into the package if it is selected.
+
+    Raises:
+        NativeBuildError: It cannot be built.
+    """
+    if is_native():
+        native.install()
+
+
 def suffix() -> str:
     """Return what follows the id of a result: each implementation has results of its own."""
     return "-native" if is_native() else ""
@@ -41,7 +53,7 @@ def suffix() -> str:
 
 def command(identity: str) -> str | None:
     """Return the command that repeats a measurement; `None` for the default implementation."""
-    if not is_native():
+    if IMPLEMENTATION is DEFAULT_TOKENIZER:
         return None
     return f"{ENV_TOKENIZER}={IMPLEMENTATION} make bench ID={identity}"
 
@@ -52,6 +64,10 @@ def with_implementation(spec: Mapping[str, Any]) -> dict[str, Any]:
     A spec stays as it is if the default is selected, or if it has no built-in tokenizer.
     """
     tokenizer = spec.get("tokenizer")
-    if not is_native() or not tokenizer or tokenizer.get("type") == TokenizerType.PYTHON:
+    if (
+        IMPLEMENTATION is DEFAULT_TOKENIZER
+        or not tokenizer
+        or tokenizer.get("type") == TokenizerType.PYTHON
+    ):
         return dict(spec)
     return {**spec, "tokenizer": {**tokenizer, "implementation": str(IMPLEMENTATION)}}

@@ -14,7 +14,6 @@ from e2e.suite.installation import NAMESPACE, RELEASE, Installation
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import condition
 from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, is_ready, wait_left
-from e2e.tokenizer import is_native
 from triton_pipelines.api import names
 
 BACK_SECONDS = 90.0
@@ -194,11 +193,11 @@ def test_an_absent_api_server_affects_no_request(access: Access, tiny: TinyPipel
     assert_none_lost(load, {"old", "new"})
 
 
-@pytest.mark.skipif(is_native(), reason="the native tokenizer has no process of its own")
 def test_a_dead_tokenizer_is_noticed_and_healed_though_its_server_says_that_it_is_ready(
     kube: Kube, tiny: TinyPipeline
 ) -> None:
-    tiny.serve("old")
+    # The native tokenizer has no process of its own.
+    tiny.serve("old", tokenizer={"implementation": "Python"})
     (pod,) = tiny.serving_pods()
     name = pod["metadata"]["name"]
     kubectl = ("exec", f"--namespace={tiny.namespace}", name, "--container=triton", "--")

@@ -13,6 +13,7 @@ import yaml
 
 from tests.gpu.encoder import CLASSES, WEIGHTS, Shape
 from triton_pipelines.cli.documents import load_pipeline
+from triton_pipelines.cli.local_pipeline import default_tokenizer
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import render
 from triton_pipelines.loader.main import run as load
@@ -61,10 +62,11 @@ def lay_out(folder: Path, checkpoint: Path, shape: Shape, kind: str) -> Path:
     """
     file = folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document(shape, kind), sort_keys=False))
-    pipeline, graph = load_pipeline(file, Options())
+    rendering = Options(tokenizer=default_tokenizer())
+    pipeline, graph = load_pipeline(file, rendering)
     revision = folder / "revision"
     revision.mkdir()
-    for key, content in render(pipeline, graph, Options()).data.items():
+    for key, content in render(pipeline, graph, rendering).data.items():
         (revision / key).write_text(content, encoding="utf-8")
     options = LoadOptions(revision=revision, live=folder / "live", root=folder, termination=None)
     code = load(replace(options, source_map=SourceMap.parse([f"{SOURCE}/={checkpoint.as_uri()}/"])))

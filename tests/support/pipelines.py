@@ -14,6 +14,7 @@ from e2e.local import native
 from tests.support import tinymodel
 from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
+from triton_pipelines.api import names
 from triton_pipelines.triton.local_server import LocalTriton
 
 ENSEMBLE, TOKENIZER, MODEL, POSTPROCESS = "pipeline", "tokenizer", "model", "postprocess"
@@ -104,13 +105,13 @@ def write_pipeline(
     pooling: bool = False,
     count: int = 1,
     delay_us: int = 0,
+    is_native: bool = False,
 ) -> None:
     """Write a classifier, or with ``pooling`` an embedding, with ``count`` tokenizers.
 
     The classifier returns PROBABILITIES, LABEL and SCORE (top 2). The embedding is the normalized
-    mean. ``delay_us`` is how long the tokenizer waits to batch requests.
-
-    ``delay_us`` makes the tokenizer wait so long for company.
+    mean. ``delay_us`` is how long the tokenizer waits to batch requests. The tokenizer is the
+    Python step, unless ``is_native``.
     """
     ids = [tensor("input_ids", "TYPE_INT64", "-1"), tensor("attention_mask", "TYPE_INT64", "-1")]
     probabilities = [
@@ -134,7 +135,11 @@ def write_pipeline(
             "dynamic_batching { }",
             f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}",
         )
-    version = write_model(repository, TOKENIZER, text, {"model.py": runtime.source("tokenizer")})
+    code: dict[str, str | bytes] = {"model.py": runtime.source("tokenizer")}
+    if is_native:
+        text = text.replace('backend: "python"', f'backend: "{names.NATIVE_TOKENIZER_BACKEND}"')
+        code = {names.NATIVE_TOKENIZER_LIBRARY: native.install().read_bytes()}
+    version = write_model(repository, TOKENIZER, text, code)
     tinymodel.tokenizer().save(str(version / "tokenizer.json"))
 
     pads = {"pad_inputs": json.dumps({"input_ids": 0, "attention_mask": 0})}
@@ -170,7 +175,7 @@ def write_pipeline(
         config(POSTPROCESS, inputs, answers, parameters, ragged=pooling),
         {"model.py": runtime.source("postprocess")},
     )
-    names = ["EMBEDDING"] if pooling else ["PROBABILITIES", "LABEL", "SCORE"]
+    results = ["EMBEDDING"] if pooling else ["PROBABILITIES", "LABEL", "SCORE"]
     both = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     write_model(
         repository,
@@ -181,7 +186,7 @@ def write_pipeline(
             [
                 (TOKENIZER, {"TEXT": "TEXT"}, both),
                 (MODEL, both, {"hidden": "hidden"} if pooling else {"logits": "logits"}),
-                (POSTPROCESS, reads, {name: name for name in names}),
+                (POSTPROCESS, reads, {name: name for name in results}),
             ],
         ),
     )

@@ -5,7 +5,6 @@ Each is kept as an archive whose name ends in the hash of its inputs.
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -106,14 +105,15 @@ def _operator() -> Path:
 
 
 def _native_tokenizer() -> None:
-    """Put the native tokenizer into the package that the image installs, if Rust is there.
+    """Put the native tokenizer, which pipelines use by default, into the package of the image.
 
-    Without it only pipelines that ask for the native tokenizer do not load.
+    Raises:
+        ImageError: It cannot be built.
     """
     try:
         native.install()
     except native.NativeBuildError as error:
-        print(f"the operator image gets no native tokenizer: {error}", file=sys.stderr)
+        raise ImageError(f"the operator image needs the native tokenizer: {error}") from error
 
 
 def _triton() -> Path:

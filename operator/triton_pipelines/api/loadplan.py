@@ -119,7 +119,7 @@ class PlanLibrary(LoadModel):
     path: RelativePath
     """Its place, relative to the repository."""
     field: str
-    """The field of the resource that asks for it."""
+    """The field of the resource that decides whether it is used."""
 
 
 class LoadPlan(LoadModel):

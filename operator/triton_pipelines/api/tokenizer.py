@@ -159,9 +159,8 @@ class Tokenizer(ApiModel):
         TokenizerImplementation | None,
         Field(
             description=(
-                "Python (the default) uses one "
-                "process per instance. Native uses a library inside the server, without"
-                " processes. Both return the same results. Not allowed with type "
+                "Native (the default) uses a library inside the server. Python (deprecated) uses "
+                "one process per instance. Both return the same results. Not allowed with type "
                 "Python."
             )
         ),

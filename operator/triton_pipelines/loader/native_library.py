@@ -26,6 +26,11 @@ def path() -> Path:
     return _FOLDER / machine() / NATIVE_TOKENIZER_LIBRARY
 
 
+def is_available() -> bool:
+    """Return whether the package has the library for this machine."""
+    return path().is_file()
+
+
 def copy_library(target: Path, library: PlanLibrary) -> None:
     """Copy the library to ``target``, complete or not at all.
 
@@ -36,8 +41,7 @@ def copy_library(target: Path, library: PlanLibrary) -> None:
     Raises:
         LoaderError: this loader has no library for its machine.
     """
-    source = path()
-    if not source.is_file():
+    if not is_available():
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
             f"the loader has no native tokenizer for {machine()}; set {library.field} to "
@@ -47,5 +51,5 @@ def copy_library(target: Path, library: PlanLibrary) -> None:
         )
     temporary = target.with_name(f".{target.name}.tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, temporary)
+    shutil.copyfile(path(), temporary)
     temporary.replace(target)

@@ -1,7 +1,7 @@
 """Thousands of malformed requests among good ones: each fails alone, and the server lives.
 
 The exception is measured, too: a BYTES tensor whose last length field points beyond its data fails
-the batch of the tokenizer in which it is (docs/user/malformed-requests.md).
+the batch of a Python tokenizer in which it is (docs/user/malformed-requests.md).
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ GROWTH_MAX_MIB = 64.0
 SEED = 20_261_123
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+@pytest.fixture(scope="module", params=["Native", "Python"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalTriton]:
     repository = tmp_path_factory.mktemp("repository")
-    pipelines.write_pipeline(repository, truncation="Refuse", delay_us=COMPANY_US)
+    pipelines.write_pipeline(
+        repository, truncation="Refuse", delay_us=COMPANY_US, is_native=request.param == "Native"
+    )
     with triton_server(repository, [pipelines.ENSEMBLE]) as running:
         yield running
 
@@ -139,27 +143,27 @@ async def test_malformed_requests_fail_alone(
     record_property("figures", figures)
 
 
-@pytest.fixture(scope="module", params=["batched", "one request at a time"])
+@pytest.fixture(scope="module", params=["Native", "Python", "Python, one request at a time"])
 def other_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LocalTriton, bool]]:
-    """A server whose tokenizer batches requests, and one whose tokenizer does not."""
+    """A server, and whether a request can fail the others in the batch of its tokenizer."""
     repository = tmp_path_factory.mktemp("other")
-    batches = request.param == "batched"
-    pipelines.write_pipeline(repository, truncation="Refuse", delay_us=30_000)
-    if not batches:
+    is_native = request.param == "Native"
+    pipelines.write_pipeline(repository, truncation="Refuse", delay_us=30_000, is_native=is_native)
+    if "one request" in request.param:
         config = repository / pipelines.TOKENIZER / "config.pbtxt"
         lines = config.read_text().splitlines(keepends=True)
         config.write_text("".join(line for line in lines if "dynamic_batching" not in line))
     with triton_server(repository, [pipelines.ENSEMBLE]) as running:
-        yield running, batches
+        yield running, request.param == "Python"
 
 
 @pytest.mark.parametrize("kind", BEYOND)
 async def test_a_length_field_beyond_the_data_fails_at_most_its_batch(
     other_server: tuple[LocalTriton, bool], kind: str
 ) -> None:
-    server, batches = other_server
+    server, fails_others = other_server
     before = processes(server)
     lost = 0
     async with (
@@ -180,7 +184,7 @@ async def test_a_length_field_beyond_the_data_fails_at_most_its_batch(
             # Requests that come later are not affected.
             await asyncio.gather(*(good(client, 1_000 + place) for place in range(6)))
     assert processes(server) == before, "a process died"
-    if batches:
+    if fails_others:
         assert lost, "Triton checks the length fields: correct docs/user/malformed-requests.md"
     else:
         assert lost == 0

@@ -174,7 +174,7 @@ def test_a_tuning_job_judges_by_the_operators_options() -> None:
         operator_namespace="ops",
     )
     options = config.render_options
-    fixed = {"models_path", "engines_path"}
+    fixed = {"models_path", "engines_path", "tokenizer"}
     assert [
         one.name
         for one in dataclasses.fields(Options)

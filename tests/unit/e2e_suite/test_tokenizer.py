@@ -11,13 +11,13 @@ from e2e.load import workloads
 from e2e.suite import pipelines, tiny
 from triton_pipelines.api.tokenizer import TokenizerImplementation
 
-NATIVE = TokenizerImplementation.NATIVE
+PYTHON, NATIVE = TokenizerImplementation.PYTHON, TokenizerImplementation.NATIVE
 
 
-def test_the_default_is_python() -> None:
-    assert tokenizer.chosen({}) is TokenizerImplementation.PYTHON
-    assert tokenizer.chosen({"TOKENIZER": ""}) is TokenizerImplementation.PYTHON
-    assert tokenizer.chosen({"TOKENIZER": "Native"}) is NATIVE
+def test_the_default_is_native() -> None:
+    assert tokenizer.chosen({}) is NATIVE
+    assert tokenizer.chosen({"TOKENIZER": ""}) is NATIVE
+    assert tokenizer.chosen({"TOKENIZER": "Python"}) is PYTHON
 
 
 def test_an_unknown_implementation_is_refused() -> None:
@@ -30,7 +30,7 @@ def test_pipelines_get_the_selected_implementation(
     monkeypatch: pytest.MonkeyPatch, selected: TokenizerImplementation
 ) -> None:
     monkeypatch.setattr(tokenizer, "IMPLEMENTATION", selected)
-    expected = NATIVE if selected is NATIVE else None
+    expected = PYTHON if selected is PYTHON else None
     documents = [
         pipelines.small("sentiment"),
         tiny.document(tokenizer={"padding": "Ragged"}),
@@ -42,15 +42,15 @@ def test_pipelines_get_the_selected_implementation(
 
 
 def test_each_implementation_has_results_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (tokenizer.suffix(), tokenizer.command("C4")) == ("", None)
-    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", NATIVE)
-    assert tokenizer.suffix() == "-native"
-    assert tokenizer.command("C4") == "TOKENIZER=Native make bench ID=C4"
+    assert (tokenizer.suffix(), tokenizer.command("C4")) == ("-native", None)
+    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", PYTHON)
+    assert tokenizer.suffix() == ""
+    assert tokenizer.command("C4") == "TOKENIZER=Python make bench ID=C4"
 
 
 @pytest.mark.parametrize("spec", [{}, {"tokenizer": None}, {"tokenizer": {"type": "Python"}}])
 def test_a_spec_without_a_built_in_tokenizer_keeps_it(
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", NATIVE)
+    monkeypatch.setattr(tokenizer, "IMPLEMENTATION", PYTHON)
     assert tokenizer.with_implementation(spec) == spec

@@ -132,6 +132,7 @@ def tokenizer_step(
     padding: PaddingChoice,
     tokens: Tokens,
     text_dims: tuple[int, ...],
+    default: TokenizerImplementation,
 ) -> Step:
     """Return the tokenizer as a step.
 
@@ -141,6 +142,7 @@ def tokenizer_step(
         padding: The effective padding.
         tokens: The tokenizer's outputs by name.
         text_dims: Shape of the texts that it reads.
+        default: The implementation of a built-in tokenizer whose spec names none.
     """
     tokenizer = spec.tokenizer
     assert tokenizer is not None
@@ -149,7 +151,7 @@ def tokenizer_step(
     length = row_length(tokenizer) if padding.chosen is Padding.FIXED else -1
     settings = _settings(tokenizer, padding, tokens) if tokenizer.python is None else None
     kind = tokenizer.instances.kind or InstanceKind.CPU
-    implementation = _implementation(tokenizer)
+    implementation = _implementation(tokenizer, default)
     native = implementation is Implementation.NATIVE_TOKENIZER
     return Step(
         name=TOKENIZER,
@@ -183,11 +185,11 @@ def tokenizer_step(
     )
 
 
-def _implementation(tokenizer: Tokenizer) -> Implementation:
-    """Return the code that runs the tokenizer."""
+def _implementation(tokenizer: Tokenizer, default: TokenizerImplementation) -> Implementation:
+    """Return the code that runs the tokenizer: the user's, else as written, else the default."""
     if tokenizer.python is not None:
         return Implementation.CODE
-    if tokenizer.implementation is TokenizerImplementation.NATIVE:
+    if (tokenizer.implementation or default) is TokenizerImplementation.NATIVE:
         return Implementation.NATIVE_TOKENIZER
     return Implementation.TOKENIZER
 

@@ -19,6 +19,7 @@ from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
 from . import padding_choices, ragged_fallback
+from .recorded_tokenizer import RecordedTokenizer, recorded_tokenizer
 from .snapshot import Snapshot
 
 
@@ -65,6 +66,8 @@ class CompileInputs:
     """Hashes of ConfigMap sources by step."""
     image: str | None = None
     """Default server image that this spec was first compiled with; ``None`` if it was not."""
+    tokenizer: RecordedTokenizer | None = None
+    """Tokenizer that the recorded revision runs; ``None`` if it is that of the options."""
     choices: padding_choices.VerifiedPaddings = field(default_factory=dict)
     """Measured padding modes."""
     ragged_rejections: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +92,7 @@ class CompileInputs:
         return cls(
             digests=dict(snapshot.digests),
             image=record["serverImage"] if record is not None else None,
+            tokenizer=recorded_tokenizer(snapshot),
             choices=padding_choices.recorded(snapshot),
             ragged_rejections=ragged_fallback.recorded(snapshot),
             reports=ragged_fallback.ragged_unsupported(snapshot),
@@ -117,7 +121,25 @@ def compile_parsed(
     Returns:
         The compiled pipeline, or every finding.
     """
-    options = _pinned(pipeline, inputs, options)
+    options = _with_recorded_image(pipeline, inputs, options)
+    recorded = inputs.tokenizer
+    if recorded is None:
+        return _compile(pipeline, inputs, options)
+    # A changed spec gets the default, unless its pods would not be replaced otherwise.
+    kept = _compile(pipeline, inputs, replace(options, tokenizer=recorded.implementation))
+    if not recorded.revision or _has_name(kept, recorded.revision):
+        return kept
+    return _compile(pipeline, inputs, options)
+
+
+def _has_name(compiled: CompiledPipeline | list[Finding], revision: str) -> bool:
+    return isinstance(compiled, CompiledPipeline) and compiled.revision.name == revision
+
+
+def _compile(
+    pipeline: InferencePipeline, inputs: CompileInputs, options: Options
+) -> CompiledPipeline | list[Finding]:
+    """Compile a spec with the measured padding, if it can be used."""
     choice = (
         inputs.choices.get(cost_fingerprint(pipeline, options, inputs.digests))
         if uses_auto_padding(pipeline.spec.tokenizer)
@@ -190,7 +212,9 @@ def _render(
     return CompiledPipeline(pipeline, graph, revision, revision.server_image)
 
 
-def _pinned(pipeline: InferencePipeline, inputs: CompileInputs, options: Options) -> Options:
+def _with_recorded_image(
+    pipeline: InferencePipeline, inputs: CompileInputs, options: Options
+) -> Options:
     """Return options that keep the default server image until the spec changes.
 
     A new operator release therefore does not roll pipelines out.

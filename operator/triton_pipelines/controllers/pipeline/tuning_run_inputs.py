@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition
+from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.effective_padding import PaddingChoice
+from triton_pipelines.compile.graph.graph import Implementation
 
 from .actions import Deletion
 from .deployment_progress import serves_whole
@@ -22,6 +24,11 @@ from .policies.slo_guard import watched_until
 from .snapshot import Object, Snapshot
 from .state import SloGuardState
 
+# What spec.tokenizer.implementation calls the code that runs a built-in tokenizer.
+_WRITTEN: Final[Mapping[Implementation, TokenizerImplementation]] = {
+    Implementation.TOKENIZER: TokenizerImplementation.PYTHON,
+    Implementation.NATIVE_TOKENIZER: TokenizerImplementation.NATIVE,
+}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -46,8 +53,8 @@ class Stage:
     server_image: str
     """Server image, as the revision's ConfigMap recorded it."""
     options: Options
-    padding: PaddingChoice | None
-    """The padding in force."""
+    graph: Graph
+    """The graph, with the effective padding and the effective implementation of the tokenizer."""
     recommended: Callable[[Mapping[str, Any]], str]
     """Returns the revision that a patch would create; empty for none."""
 
@@ -56,18 +63,26 @@ class Stage:
         """Whether nothing is to serve."""
         return self.pipeline.spec.suspend is Switch.ENABLED
 
-    def pinned_padding(self) -> dict[str, Any]:
-        """Return fields of ``spec.tokenizer`` that pin the padding in force for a Job.
+    @property
+    def padding(self) -> PaddingChoice | None:
+        """The effective padding."""
+        return self.graph.padding
 
-        The Job knows neither what the loader rejected nor what was measured. Empty if the padding
-        follows from the resource alone.
+    def pinned_tokenizer(self) -> dict[str, Any]:
+        """Return fields of ``spec.tokenizer`` that pin its effective settings for a Job.
+
+        The Job knows neither what the loader rejected nor what was measured, and its default of the
+        implementation may be another one. Fields that follow from the resource alone are left out.
         """
-        choice = self.padding
-        if choice is None or not (choice.refused or choice.measured):
-            return {}
-        return {"padding": choice.chosen.value} | (
-            {"buckets": list(choice.buckets)} if choice.measured and choice.buckets else {}
-        )
+        fields: dict[str, Any] = {}
+        step, choice = self.graph.tokenizer, self.padding
+        if step is not None and step.implementation in _WRITTEN:
+            fields["implementation"] = _WRITTEN[step.implementation].value
+        if choice is not None and (choice.refused or choice.measured):
+            fields["padding"] = choice.chosen.value
+            if choice.measured and choice.buckets:
+                fields["buckets"] = list(choice.buckets)
+        return fields
 
 
 def stage_of(
@@ -106,7 +121,7 @@ def stage_of(
         template=(record or {}).get("template") or {},
         server_image=str((record or {}).get("serverImage") or ""),
         options=options,
-        padding=graph.padding,
+        graph=graph,
         recommended=recommended,
     )
 

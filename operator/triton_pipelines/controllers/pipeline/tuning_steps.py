@@ -291,7 +291,7 @@ def _canary_objects(stage: Stage, name: str) -> list[Object]:
     pipeline, options = stage.pipeline, stage.options
     spec = {key: value for key, value in stage.snapshot.pipeline["spec"].items() if key != "tuning"}
     if "tokenizer" in spec:
-        spec["tokenizer"] = {**spec["tokenizer"], **stage.pinned_padding()}
+        spec["tokenizer"] = {**spec["tokenizer"], **stage.pinned_tokenizer()}
     document = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

@@ -8,14 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.api.tokenizer import Padding, Truncation
+from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.tokenizer import Padding, TokenizerImplementation, Truncation
+from triton_pipelines.compile.graph.options import DEFAULT_TOKENIZER
 
 from .import_notes import ModelRepositoryError
 from .repository import RepositoryModel
 from .schedulers import data_type
+
+
+# The implementation of a built-in tokenizer by its backend.
+_IMPLEMENTATIONS: Final[Mapping[str, TokenizerImplementation]] = {
+    "python": TokenizerImplementation.PYTHON,
+    NATIVE_TOKENIZER_BACKEND: TokenizerImplementation.NATIVE,
+}
 
 
 class RuntimeStep(StrEnum):
@@ -38,10 +46,10 @@ def parameters(model: RepositoryModel) -> dict[str, str]:
 def runtime_step_of(model: RepositoryModel) -> RuntimeStep | None:
     """Return which built-in step a model is; ``None`` for any other model."""
     values = parameters(model)
-    if model.backend != "python" or not values:
-        return None
-    if "outputs" in values and "text" in values:
+    if model.backend in _IMPLEMENTATIONS and "outputs" in values and "text" in values:
         return RuntimeStep.TOKENIZER
+    if model.backend != "python":
+        return None
     if "type" in values and "input" in values:
         return RuntimeStep.POSTPROCESS
     return RuntimeStep.RUNNER if "model_file" in values or "pad_inputs" in values else None
@@ -51,7 +59,10 @@ def tokenizer_fields(model: RepositoryModel) -> dict[str, Any]:
     """Return the fields of ``tokenizer`` from its parameters and outputs."""
     values = parameters(model)
     kinds = _object(model, "outputs")
-    fields: dict[str, Any] = {}
+    implementation = _IMPLEMENTATIONS[model.backend]
+    fields: dict[str, Any] = (
+        {} if implementation is DEFAULT_TOKENIZER else {"implementation": implementation.value}
+    )
     texts = {"text": values["text"]} if values["text"] != "TEXT" else {}
     if "text_pair" in values:
         texts = {"text": values["text"], "textPair": values["text_pair"]}
