@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support import builders
 from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
+from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.controllers.pipeline.planner import Plan
 
 RENDERED: dict[str, Any] = {}
@@ -87,10 +88,14 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(loader=st.sampled_from(["a", "b"]), may_roll=st.booleans())
-    def release(self, loader: str, may_roll: bool) -> None:
+    @rule(
+        loader=st.sampled_from(["a", "b"]),
+        may_roll=st.booleans(),
+        tokenizer=st.sampled_from(TokenizerImplementation),
+    )
+    def release(self, loader: str, may_roll: bool, tokenizer: TokenizerImplementation) -> None:
         self.world.options = builders.options(
-            loader_image=f"registry.example/triton-pipelines:{loader}"
+            loader_image=f"registry.example/triton-pipelines:{loader}", tokenizer=tokenizer
         )
         self.world.may_roll = may_roll
 

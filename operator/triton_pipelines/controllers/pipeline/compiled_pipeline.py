@@ -67,7 +67,7 @@ class CompileInputs:
     image: str | None = None
     """Default server image that this spec was first compiled with; ``None`` if it was not."""
     tokenizer: RecordedTokenizer | None = None
-    """Tokenizer that the recorded revision runs; ``None`` if it is that of the options."""
+    """Implementation of the tokenizer that this spec keeps; ``None`` for the default."""
     choices: padding_choices.VerifiedPaddings = field(default_factory=dict)
     """Measured padding modes."""
     ragged_rejections: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def compile_parsed(
     recorded = inputs.tokenizer
     if recorded is None:
         return _compile(pipeline, inputs, options)
-    # A changed spec gets the default, unless its pods would not be replaced otherwise.
+    # A changed spec gets the default, unless no pod would be replaced otherwise.
     kept = _compile(pipeline, inputs, replace(options, tokenizer=recorded.implementation))
     if not recorded.revision or _has_name(kept, recorded.revision):
         return kept

@@ -1,4 +1,4 @@
-"""Read which implementation runs the tokenizer of the recorded revision. Pure.
+"""Read which implementation runs the tokenizer of a recorded revision. Pure.
 
 A release of the operator may change the default. Running pipelines keep what they run, as they keep
 their default image. The load plan of a revision shows the implementation, for every release.
@@ -20,7 +20,7 @@ from .text_cache import TextCache
 
 @dataclass(frozen=True, slots=True)
 class RecordedTokenizer:
-    """The implementation of a revision whose spec names none, if it is not the default."""
+    """The implementation of a recorded revision whose spec names none, if it is not the default."""
 
     implementation: TokenizerImplementation
     revision: str = ""
@@ -28,20 +28,23 @@ class RecordedTokenizer:
 
 
 def recorded_tokenizer(snapshot: Snapshot) -> RecordedTokenizer | None:
-    """Return the implementation that the recorded revision runs.
+    """Return the implementation that the pipeline keeps.
 
-    ``None`` if it is the default, if the spec decides it, and without a record.
+    While the spec does not change, it is that of the desired revision, else that of the deployed
+    one. ``None`` if it is the default, if the spec names one, and without a record.
     """
     tokenizer = (snapshot.pipeline.get("spec") or {}).get("tokenizer")
     if not isinstance(tokenizer, dict) or {"implementation", "python"} & tokenizer.keys():
         return None
     state = snapshot.state().revision
-    revision = state.desired or snapshot.deployed_revision()
+    is_same_spec = bool(state.desired) and (
+        snapshot.generation == state.generation or snapshot.spec_hash == state.spec
+    )
+    revision = state.desired if is_same_spec else snapshot.deployed_revision()
     record = snapshot.child("ConfigMap", names.revision_name(snapshot.name, revision))
     implementation = _implementation_of(((record or {}).get("data") or {}).get(names.KEY_PLAN))
     if implementation is None or implementation is DEFAULT_TOKENIZER:
         return None
-    is_same_spec = snapshot.generation == state.generation or snapshot.spec_hash == state.spec
     return RecordedTokenizer(implementation, "" if is_same_spec else revision)
 
 
