@@ -4,7 +4,8 @@
 
 The targets are in `native/fuzz/fuzz_targets`; Rust nightly compiles them. What makes one fail is
 kept in `out/fuzz-native`. Inputs that reach new code are kept in the cache, outside the checkout,
-so a later run begins where an earlier one ended.
+so a later run begins where an earlier one ended. At its end, a run prints when it last reached new
+code: how much longer runs would find.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.local import cache, native
@@ -41,6 +46,54 @@ SANITIZER = (
     "fuzzing",
 )
 OUT = native.ROOT / "out" / "fuzz-native"
+_PROGRESS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How the coverage of a run grew."""
+
+    inputs: int
+    """Inputs that were executed."""
+    first: int
+    """Code edges that the corpus covered at the start."""
+    edges: int
+    """Code edges that were covered at the end."""
+    seconds: float
+    """Time from the start of mutations to the end."""
+    last_growth: float | None
+    """Seconds from the start of mutations to the last new edge; ``None`` without one."""
+
+    def __str__(self) -> str:
+        grown = (
+            "no new edge"
+            if self.last_growth is None
+            else f"the last new edge after {self.last_growth:.0f} s"
+        )
+        return (
+            f"{self.inputs} inputs in {self.seconds:.0f} s; {self.first} edges at the start, "
+            f"{self.edges} at the end; {grown}"
+        )
+
+
+def coverage(lines: Iterable[tuple[float, str]]) -> Coverage | None:
+    """Return how the coverage grew, from the lines of libFuzzer with their times (seconds).
+
+    ``None`` if it has not read its corpus.
+    """
+    found: Coverage | None = None
+    start = 0.0
+    for now, line in lines:
+        match = _PROGRESS.match(line)
+        if match is None:
+            continue
+        inputs, edges = int(match[1]), int(match[3])
+        if match[2] == "INITED":
+            start, found = now, Coverage(inputs, edges, edges, 0.0, None)
+        elif found is not None:
+            last = now - start if edges > found.edges else found.last_growth
+            found = Coverage(inputs, found.first, edges, now - start, last)
+    return found
 
 
 def build() -> Path:
@@ -93,10 +146,21 @@ def main() -> int:
         call += ["-len_control=0", "-max_len=20000", f"-timeout={SLOW_SECONDS}"]
         call += [f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={OUT}/{target}-", str(corpus)]
         call.append("-print_final_stats=1")
-        done = subprocess.run(call, env=environment, check=False)
-        if done.returncode:
-            return done.returncode
+        with subprocess.Popen(
+            call, env=environment, stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as running:
+            print(f"{target}: {coverage(_echoed(running))}")
+        if running.returncode:
+            return running.returncode
     return 0
+
+
+def _echoed(running: subprocess.Popen[str]) -> Iterator[tuple[float, str]]:
+    """Yield the lines of a fuzzer with their times, and print them."""
+    assert running.stderr is not None
+    for line in running.stderr:
+        print(line, end="", flush=True)
+        yield time.monotonic(), line
 
 
 if __name__ == "__main__":
