@@ -93,7 +93,8 @@ def text_of(name: str) -> str:
     ours = [
         step.implementation
         for step in graph.models
-        if step.implementation not in (Implementation.BACKEND, Implementation.CODE)
+        if step.implementation
+        not in (Implementation.BACKEND, Implementation.CODE, Implementation.NATIVE_TOKENIZER)
     ]
     runtime = {runtime_file(implementation): implementation.value for implementation in ours}
     parts = [

@@ -106,11 +106,11 @@ def serve_locally(
         tokenizer=default_tokenizer(),
     )
     pipeline, graph = load_pipeline(file, options)
-    if note := tokenizer_note(pipeline, graph):
-        typer.echo(f"{pipeline.name}: {note}", err=True)
     _check_backends(graph)
     _check_ports(ports)
     with _working_folder(folder) as workspace:
+        if note := tokenizer_note(pipeline, graph):
+            typer.echo(f"{pipeline.name}: {note}", err=True)
         # Paths in the rendered configs point into this folder.
         options = replace(
             options,

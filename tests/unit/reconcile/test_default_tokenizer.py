@@ -64,12 +64,10 @@ def test_a_change_that_replaces_pods_brings_the_native_tokenizer() -> None:
     assert world.step().is_empty
 
 
-def test_an_upgrade_that_changes_the_pods_keeps_the_implementation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_upgrade_that_changes_the_pods_keeps_the_implementation() -> None:
     world = upgraded()
     before = world.deployed
-    monkeypatch.setattr(names, "REVISION_LENGTH", names.REVISION_LENGTH - 1)  # another name
+    world.options = builders.options(substitute_runner=frozenset({"onnxruntime_onnx"}))
     world.settle()
     assert world.deployed != before
     assert implementation(world) is PYTHON
@@ -83,18 +81,19 @@ def test_a_lost_state_replaces_no_pods() -> None:
     assert world.deployed == before
 
 
-def test_a_failed_native_tokenizer_is_rolled_back_and_the_former_spec_returns() -> None:
-    world = upgraded()
-    before = world.deployed
+@pytest.mark.parametrize("strategy", ["Surge", "NoSurge"])
+def test_after_a_failed_native_tokenizer_the_former_spec_returns_to_its_pods(strategy: str) -> None:
+    world = upgraded(rollout={"strategy": strategy})
+    before, pods = world.deployed, [pod.name for pod in world.serving]
     world.change(**ROLLS)
     wanted = world.think().status
     assert wanted is not None
     world.verdicts[wanted["revision"]] = BAD
     world.settle()
-    assert world.deployed == before
     assert implementation(world, wanted["revision"]) is NATIVE
     world.change(tokenizer={"maxLength": None}).settle()
     assert world.deployed == before
+    assert strategy == "NoSurge" or [pod.name for pod in world.serving] == pods
     assert world.reasons()["Ready"] == "True Succeeded"
 
 

@@ -1,4 +1,4 @@
-"""`implementation: Native` changes what runs the tokenizer, and nothing else."""
+"""The implementation changes what runs the tokenizer, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import graph, pipeline
+from tests.support.builders import graph, options, pipeline
 from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, NATIVE_TOKENIZER_LIBRARY
+from triton_pipelines.api.tokenizer import TokenizerImplementation
+from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.quantities import bytes_of
 from triton_pipelines.compile.render.model_config import configs, parse
 from triton_pipelines.compile.render.model_repository import load_plan, repository
 
-PYTHON: dict[str, Any] = {"tokenizer": {"truncation": "Refuse", "instances": {"max": 4}}}
-NATIVE: dict[str, Any] = {"tokenizer": {**PYTHON["tokenizer"], "implementation": "Native"}}
+NATIVE: dict[str, Any] = {"tokenizer": {"truncation": "Refuse", "instances": {"max": 4}}}
+PYTHON: dict[str, Any] = {"tokenizer": {**NATIVE["tokenizer"], "implementation": "Python"}}
 
 
 @pytest.mark.proves("spec.tokenizer.implementation", "parsed")
@@ -37,12 +39,20 @@ def test_the_plan_names_the_library_and_no_python_file() -> None:
     assert (library.step, library.field) == ("tokenizer", "spec.tokenizer.implementation")
 
 
-@pytest.mark.parametrize("implementation", [None, "Python"])
-def test_plans_of_python_steps_keep_their_bytes(implementation: str | None) -> None:
-    written = {} if implementation is None else {"implementation": implementation}
-    one = graph(tokenizer={**PYTHON["tokenizer"], **written})
-    assert repository(one) == repository(graph(**PYTHON))
+def test_plans_of_python_steps_keep_their_bytes() -> None:
+    one = graph(**PYTHON)
     assert "libraries" not in load_plan(one, repository(one), "nlp", "abc").to_json()
+
+
+@pytest.mark.parametrize("default", TokenizerImplementation)
+@pytest.mark.parametrize("written", [None, *TokenizerImplementation])
+def test_the_default_applies_only_to_a_tokenizer_without_the_field(
+    default: TokenizerImplementation, written: TokenizerImplementation | None
+) -> None:
+    fields = {} if written is None else {"implementation": written.value}
+    one = build(pipeline(tokenizer=fields), options(tokenizer=default))
+    assert one.tokenizer is not None
+    assert one.tokenizer.native == ((written or default) is TokenizerImplementation.NATIVE)
 
 
 def test_native_instances_are_sized_without_shared_memory() -> None:

@@ -30,17 +30,19 @@ class RecordedTokenizer:
 def recorded_tokenizer(snapshot: Snapshot) -> RecordedTokenizer | None:
     """Return the implementation that the pipeline keeps.
 
-    While the spec does not change, it is that of the desired revision, else that of the deployed
-    one. ``None`` if it is the default, if the spec names one, and without a record.
+    While the spec does not change, it is that of the desired revision, else that of the revision
+    that last served. ``None`` if it is the default, if the spec names one, and without a record.
     """
     tokenizer = (snapshot.pipeline.get("spec") or {}).get("tokenizer")
     if not isinstance(tokenizer, dict) or {"implementation", "python"} & tokenizer.keys():
         return None
-    state = snapshot.state().revision
-    is_same_spec = bool(state.desired) and (
-        snapshot.generation == state.generation or snapshot.spec_hash == state.spec
+    state = snapshot.state()
+    last = state.revision
+    is_same_spec = bool(last.desired) and (
+        snapshot.generation == last.generation or snapshot.spec_hash == last.spec
     )
-    revision = state.desired if is_same_spec else snapshot.deployed_revision()
+    served = state.rollout.verified or snapshot.deployed_revision()
+    revision = last.desired if is_same_spec else served
     record = snapshot.child("ConfigMap", names.revision_name(snapshot.name, revision))
     implementation = _implementation_of(((record or {}).get("data") or {}).get(names.KEY_PLAN))
     if implementation is None or implementation is DEFAULT_TOKENIZER:

@@ -30,6 +30,7 @@ _WRITTEN: Final[Mapping[Implementation, TokenizerImplementation]] = {
     Implementation.NATIVE_TOKENIZER: TokenizerImplementation.NATIVE,
 }
 
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Inputs of a tuning run."""

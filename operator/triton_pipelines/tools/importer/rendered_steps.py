@@ -18,7 +18,6 @@ from .import_notes import ModelRepositoryError
 from .repository import RepositoryModel
 from .schedulers import data_type
 
-
 # The implementation of a built-in tokenizer by its backend.
 _IMPLEMENTATIONS: Final[Mapping[str, TokenizerImplementation]] = {
     "python": TokenizerImplementation.PYTHON,
