@@ -334,7 +334,8 @@ def test_a_python_step_is_traced_unless_its_versions_are_unknown(
 
 def test_tracing_leaves_other_backends_and_untraced_pipelines_alone() -> None:
     files = built(**TRACED).render().files
-    assert [path for path in files if path.endswith(TRACED_FILE)] == [f"postprocess/1/{TRACED_FILE}"]
+    traced = [path for path in files if path.endswith(TRACED_FILE)]
+    assert traced == [f"postprocess/1/{TRACED_FILE}"]
     assert "trace" not in files["model/config.pbtxt"]
     assert "trace" not in files["tokenizer/config.pbtxt"]
     python = built(**TRACED, tokenizer={"implementation": "Python"}).render().files
