@@ -17,11 +17,13 @@ from tests.support import nullbackend
 from tests.support.differential import Differential, Repository, running
 from tests.support.fields import resources_in
 from tests.support.meaning import models_of
+from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND
 
 pytestmark = pytest.mark.integration
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 KINDS = model_config_pb2.ModelInstanceGroup
+OWN_BACKENDS = ("python", NATIVE_TOKENIZER_BACKEND)
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 RESOURCES = [
     *(pytest.param(sample.document, id=sample.name) for sample in good()),
@@ -44,7 +46,7 @@ def _loadable(config: Any) -> Any:
 
     No GPU, release 24.10, own backends stood in for, no library to load.
     """
-    config.backend = nullbackend.NAME if config.backend == "python" else config.backend
+    config.backend = nullbackend.NAME if config.backend in OWN_BACKENDS else config.backend
     for group in config.instance_group:  # no GPU at hand
         group.kind = KINDS.KIND_CPU if group.kind == KINDS.KIND_GPU else group.kind
         del group.gpus[:], group.profile[:]
