@@ -179,7 +179,7 @@ def _location(tensor: Any) -> str:
     if path.suffix == ".onnx":
         raise ValueError(
             f"the data of tensor {tensor.name!r} is in {location!r}, but the extension .onnx is "
-            "reserved for models; save the data under another name"
+            "reserved for models; save the data under another file name"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
@@ -225,7 +225,7 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
     lines = [
         f"{uri} does not match {check.field} ({batch}): {'; '.join(wrong)}.",
         *_table(rows),
-        *_advice(check, file),
+        *_advice(check, file, len(wrong)),
     ]
     return "\n".join(lines)
 
@@ -308,6 +308,23 @@ def _control_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             yield f"control input {tensor.name!r} has a dynamic axis instead of size 1"
 
 
+def _state_problems(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
+    """Yield what is wrong with the tensors of sequence batching: controls and states."""
+    for declared, held in (
+        ((*check.controls, *check.state_inputs), file.inputs),
+        (check.state_outputs, file.outputs),
+    ):
+        in_file = {tensor.name: tensor for tensor in held}
+        for tensor in declared:
+            dims = (-1, *tensor.dims) if check.max_batch_size else tensor.dims
+            other = in_file.get(tensor.name)
+            if other is None:
+                yield f"{tensor.name!r} is not in the file"
+            else:
+                yield from _differences(check, tensor, dims, other, "tensor")
+    yield from _control_axes(check, file)
+
+
 def _bare(data_type: str) -> str:
     """Return Triton's type name without prefix; BYTES is the protocol's name for STRING."""
     name = data_type.removeprefix("TYPE_")
@@ -331,8 +348,8 @@ def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
     ]
 
 
-def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
-    """Yield what to write so that the resource fits the file."""
+def _advice(check: PlanCheck, file: OnnxFile, problems: int) -> Iterator[str]:
+    """Yield what to write so that the resource fits the file, which has so many ``problems``."""
     tensors = (*file.inputs, *file.outputs)
     odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
     if odd:
@@ -349,6 +366,14 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         yield f"Export the model with shapes for {listed(shapeless)}."
     if odd or shapeless:
         return  # No declaration can match the file.
+    in_states = len(list(_state_problems(check, file)))
+    if in_states:
+        yield (
+            f"Correct the controls and states in {check.field}.sequenceBatching, or export the "
+            "model with these tensors."
+        )
+    if in_states == problems:
+        return  # The other declarations match.
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )

@@ -235,7 +235,7 @@ def _required(item: PlanFetch, main: str, names: Collection[str], where: str) ->
         raise LoaderError(
             LoadReason.SOURCE_UNAVAILABLE,
             f"the source has no file {where}{main}; {where or 'the directory'} contains "
-            f"{list_some(_tops(names))}. Set {item.spec_field}.path or fileName to the "
+            f"{list_some(_tops(names))}. Set path or fileName in {item.spec_field} to the "
             "model's file.",
         )
     return main

@@ -211,15 +211,15 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not server.gpu.products:
         yield warning(
             "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model that it was built for; list that "
-            "product so that pods run only on such GPUs",
+            "a TensorRT plan runs only on the GPU product for which it was built; list that "
+            "product, so that pods are scheduled only on nodes with such GPUs",
             code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
     if server.image is None:
         yield warning(
             "spec.server.image",
-            "a TensorRT plan runs only with the TensorRT version that it was built with; "
-            "pin the image",
+            "a TensorRT plan runs only with the TensorRT version with which it was built; set "
+            "this field to an image that contains that version",
             code=FindingCode.PLAN_NEEDS_IMAGE,
         )
 

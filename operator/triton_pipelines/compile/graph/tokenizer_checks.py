@@ -150,8 +150,8 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for path, why in graph.padding.fixed_length.items():
         yield Finding(
             "spec.tokenizer.padding",
-            f"Ragged requires steps that accept requests of any length, but {path} does not"
-            f" ({why}); use Fixed, Bucketed or Auto",
+            f"Ragged requires steps that accept requests of any length, but {path} does not: {why};"
+            " set the field to Fixed, Bucketed or Auto",
             code=FindingCode.PADDING_UNSUPPORTED,
         )
 

@@ -143,7 +143,8 @@ def _has(graph: Graph, reference: Reference) -> str:
     if not names:
         return "it has none"
     similar = did_you_mean(reference.tensor, names, before=f"{reference.step}.")
-    return f"it has {', '.join(names)}{similar}"
+    kind = "inputs" if step is None else "outputs"
+    return f"use one of its {kind}: {', '.join(names)}{similar}"
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:

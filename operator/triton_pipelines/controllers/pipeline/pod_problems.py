@@ -52,7 +52,8 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    "in releases before 25.07, a request for the classification of a text output crashes the server"
+    "releases before 25.07 crash in this way on a request for the classification of a text output, "
+    "so use release 25.07 or later"
 )
 
 
