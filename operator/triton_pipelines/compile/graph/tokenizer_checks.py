@@ -189,7 +189,8 @@ def _unknown_profiles(step: Step) -> Iterator[Finding]:
             yield Finding(
                 path,
                 f"profile {name} does not exist; {step.path}.lengths.profiles has {count}"
-                f" profile{'' if count == 1 else 's'}, counted from 0",
+                f" profile{'' if count == 1 else 's'}, so use "
+                + ("0" if count == 1 else f"a number from 0 to {count - 1}"),
                 code=FindingCode.UNKNOWN_PROFILE,
             )
 

@@ -170,7 +170,7 @@ def _offered(nodes: Sequence[Object] | None, resource: str) -> str:
                 f"{amount} on node {node['metadata']['name']}{f' ({product})' if product else ''}"
             )
     if not offers:
-        return f"none of the {len(nodes)} nodes provides {resource}; "
+        return f"no node provides {resource}; "
     shown = ", ".join(offers[:5]) + (f" and {len(offers) - 5} more" if len(offers) > 5 else "")
     return f"available: {shown}; "
 
