@@ -224,19 +224,23 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         )
 
 
+def _keeping(steps: list[str]) -> str:
+    return f"{listed(steps)} {'keeps' if len(steps) == 1 else 'keep'}"
+
+
 def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and pipeline.spec.replicas > 1:
         yield warning(
             "spec.replicas",
-            f"{', '.join(stateful)} keeps each sequence in one pod. Clients are assigned to "
+            f"{_keeping(stateful)} each sequence in one pod. Clients are assigned to "
             "pods by IP address, and a sequence is lost when its pod terminates",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
     if stateful and pipeline.spec.server.service.headless is Switch.ENABLED:
         yield warning(
             "spec.server.service.headless",
-            f"{', '.join(stateful)} keeps each sequence in one pod. Clients that distribute "
+            f"{_keeping(stateful)} each sequence in one pod. Clients that distribute "
             "requests over multiple pods lose their sequences; use the Service with a "
             "cluster IP",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
