@@ -225,7 +225,7 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
     lines = [
         f"{uri} does not match {check.field} ({batch}): {'; '.join(wrong)}.",
         *_table(rows),
-        *_advice(check, file, len(wrong)),
+        *_advice(check, file),
     ]
     return "\n".join(lines)
 
@@ -308,23 +308,6 @@ def _control_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             yield f"control input {tensor.name!r} has a dynamic axis instead of size 1"
 
 
-def _state_problems(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
-    """Yield what is wrong with the tensors of sequence batching: controls and states."""
-    for declared, held in (
-        ((*check.controls, *check.state_inputs), file.inputs),
-        (check.state_outputs, file.outputs),
-    ):
-        in_file = {tensor.name: tensor for tensor in held}
-        for tensor in declared:
-            dims = (-1, *tensor.dims) if check.max_batch_size else tensor.dims
-            other = in_file.get(tensor.name)
-            if other is None:
-                yield f"{tensor.name!r} is not in the file"
-            else:
-                yield from _differences(check, tensor, dims, other, "tensor")
-    yield from _control_axes(check, file)
-
-
 def _bare(data_type: str) -> str:
     """Return Triton's type name without prefix; BYTES is the protocol's name for STRING."""
     name = data_type.removeprefix("TYPE_")
@@ -348,8 +331,8 @@ def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
     ]
 
 
-def _advice(check: PlanCheck, file: OnnxFile, problems: int) -> Iterator[str]:
-    """Yield what to write so that the resource fits the file, which has so many ``problems``."""
+def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
+    """Yield what to write so that the resource fits the file."""
     tensors = (*file.inputs, *file.outputs)
     odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
     if odd:
@@ -366,14 +349,15 @@ def _advice(check: PlanCheck, file: OnnxFile, problems: int) -> Iterator[str]:
         yield f"Export the model with shapes for {listed(shapeless)}."
     if odd or shapeless:
         return  # No declaration can match the file.
-    in_states = len(list(_state_problems(check, file)))
-    if in_states:
+    filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
+    own = [tensor for tensor in file.inputs if tensor.name not in filled]
+    sides = ((check.inputs, own, "input"), (check.outputs, file.outputs, "output"))
+    if not [*_open_axes(check, file), *(one for side in sides for one in _side(check, *side, []))]:
         yield (
-            f"Correct the controls and states in {check.field}.sequenceBatching, or export the "
-            "model with these tensors."
+            f"Correct the controls and states in {check.field}.sequenceBatching, or change these "
+            "tensors in the export."
         )
-    if in_states == problems:
-        return  # The other declarations match.
+        return
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )
@@ -385,18 +369,13 @@ def _advice(check: PlanCheck, file: OnnxFile, problems: int) -> Iterator[str]:
         )
     else:
         yield "To match the file, use:"
-    filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
     for side, held, declared in (
-        ("inputs", file.inputs, check.inputs),
+        ("inputs", own, check.inputs),
         ("outputs", file.outputs, check.outputs),
     ):
         # Outputs may be a choice: those declared that exist, or all when none does.
         known = {tensor.name for tensor in declared}
-        chosen = (
-            [tensor for tensor in held if tensor.name not in filled]
-            if side == "inputs"
-            else ([tensor for tensor in held if tensor.name in known] or held)
-        )
+        chosen = [tensor for tensor in held if side == "inputs" or tensor.name in known] or held
         items = ", ".join(_declaration(tensor, is_batched=batched) for tensor in chosen)
         yield f"{check.field}.{side}: [{items}]"
 
