@@ -155,7 +155,8 @@ def chart(report: BenchReport) -> Chart:
         unit="rows/s",
         latency="latency",
         note=f"{report.protocol}, {counted(report.rows, 'row')} per request, {report.source};"
-        f" median of {counted(count, 'run')} of {report.seconds:g} s each; labels: concurrency or rate",
+        f" median of {counted(count, 'run')} of {report.seconds:g} s each;"
+        " labels: concurrency or rate",
         whiskers=f"whiskers: lowest and highest of {count} runs",
     )
 
@@ -169,8 +170,8 @@ def tables(report: BenchReport) -> list[Table | Text]:
             f"{report.source}"
         ),
         Text(
-            f"{counted(len(best.runs), 'run')} of {report.seconds:g} s after {report.warmup_seconds:g} s"
-            " of warm-up; latency in ms; ± is half the spread over the runs"
+            f"{counted(len(best.runs), 'run')} of {report.seconds:g} s after"
+            f" {report.warmup_seconds:g} s of warm-up; latency in ms; ± is half the spread over the runs"
         ),
         _loads(report),
     ]

@@ -258,7 +258,8 @@ async def poll_pipelines(
         if query.name is not None and error.of_an_object:
             raise CommandError(
                 f"{names.KIND} {query.name!r} does not exist in namespace "
-                f"{query.namespace!r}; check the name, or choose another namespace with --namespace",
+                f"{query.namespace!r}; check the name, or choose another namespace with "
+                "--namespace",
                 EXIT_USAGE,
             ) from error
         raise CommandError(

@@ -222,7 +222,11 @@ async def test_no_series_at_all_gets_a_checklist(
         said = failure((await made.collect(expected()))[KEY])
     assert said.problem is MetricsProblem.MISSING
     messages.check(said.message)
-    for part in (checked, "series arrive", 'nv_inference_request_success{namespace="default",pod="a"}'):
+    for part in (
+        checked,
+        "series arrive",
+        'nv_inference_request_success{namespace="default",pod="a"}',
+    ):
         assert part in said.message
 
 

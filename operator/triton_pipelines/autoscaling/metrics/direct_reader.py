@@ -12,6 +12,7 @@ import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
 from .metrics_page import MetricsPageError, parse_metrics_page
+from .sample_quality import no_series, of_pods
 from .samples import (
     ExpectedPods,
     MetricsFailure,
@@ -20,7 +21,6 @@ from .samples import (
     PodHistory,
     PodUsage,
 )
-from .sample_quality import no_series, of_pods
 from .scrape_history import PodKey, ScrapeHistories
 
 SOURCE: Final = "the pods themselves"
@@ -121,7 +121,9 @@ class DirectReader:
         except TimeoutError:
             return f"no complete response in time; {_CHECK_NETWORK}"
         except aiohttp.ClientResponseError as error:
-            return f"the metrics page returned HTTP {error.status}; check that the server is healthy"
+            return (
+                f"the metrics page returned HTTP {error.status}; check that the server is healthy"
+            )
         except aiohttp.ClientPayloadError:
             return "the response ended early; check whether the server was restarted"
         except aiohttp.ClientError as error:

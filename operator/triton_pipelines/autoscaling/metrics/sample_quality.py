@@ -221,9 +221,7 @@ def _history(key: PodKey, histories: ScrapeHistories, seen: CollectionEvidence) 
     )
 
 
-def _failure(
-    bad: Mapping[str, _PodProblem], pods: int, source: str, query: str
-) -> MetricsFailure:
+def _failure(bad: Mapping[str, _PodProblem], pods: int, source: str, query: str) -> MetricsFailure:
     kinds = {one.kind for one in bad.values()}
     kind = kinds.pop() if len(kinds) == 1 else MetricsProblem.PARTIAL
     pod = min(bad)

@@ -196,7 +196,8 @@ def _batch_io(config: Any, findings: ViolationCollector) -> None:
                 findings.add(
                     spot,
                     RuleId.BATCH_OUTPUT,
-                    f"the model has no output {target!r}; use one of its outputs: {listed(outputs)}",
+                    f"the model has no output {target!r}; use one of its outputs: "
+                    f"{listed(outputs)}",
                 )
             elif target in batch.target_name[:place]:
                 findings.add(
