@@ -171,7 +171,8 @@ def tables(report: BenchReport) -> list[Table | Text]:
         ),
         Text(
             f"{counted(len(best.runs), 'run')} of {report.seconds:g} s after"
-            f" {report.warmup_seconds:g} s of warm-up; latency in ms; ± is half the spread over the runs"
+            f" {report.warmup_seconds:g} s of warm-up; latency in ms;"
+            " ± is half the spread over the runs"
         ),
         _loads(report),
     ]
