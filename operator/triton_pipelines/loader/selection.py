@@ -178,7 +178,7 @@ def _desired_versions(
                 LoadReason.SOURCE_CHANGED,
                 (
                     f"{text}. Restore {_named(gone)}, or change "
-                    f"{'version' if item.pinned in gone else 'versionPolicy'} to request only "
+                    f"{'the version field' if item.pinned in gone else 'versionPolicy'} to request only "
                     "versions that exist."
                 ),
             )
@@ -192,7 +192,7 @@ def _desired_versions(
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
             f"the resource requests {_named(absent)}, but {there}; publish {_named(absent)}, or "
-            f"change {'version' if item.pinned in absent else 'versionPolicy'}.",
+            f"change {'the version field' if item.pinned in absent else 'versionPolicy'}.",
         )
     return tuple(sorted(chosen | requested))
 
@@ -249,7 +249,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
     """
     policy = item.versions
     if item.pinned not in (None, FIRST):
-        requested, field = f"version {item.pinned}", "version"
+        requested, field = f"version {item.pinned}", "the version field"
     elif policy is None or policy.newest_only or policy.specific == (FIRST,):
         return
     else:

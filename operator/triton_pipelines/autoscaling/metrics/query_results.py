@@ -238,7 +238,7 @@ def _seen(
             if not 0 <= value < math.inf:
                 return PodSeries(
                     problem=(
-                        f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which is "
+                        f"{_NAMES[index]} of model {model!r} is {str(text)[:20]}, which is "
                         "not a valid counter value; check which rule or proxy changes this series"
                     )
                 )
@@ -267,10 +267,10 @@ def _lacking(masks: Mapping[str, int]) -> str:
     for model, mask in sorted(masks.items()):
         missing = [name for index, name in enumerate(_NAMES) if _NEEDED & ~mask & (1 << index)]
         if len(missing) == _NEEDED.bit_count():
-            return f"no series for model {model}; check that the model is loaded"
+            return f"no series for model {model!r}; check that the model is loaded"
         if missing:
             return (
-                f"model {model} has no {listed(missing, 'or')} series; check whether a relabeling "
+                f"model {model!r} has no {listed(missing, 'or')} series; check whether a relabeling "
                 "rule or a partial response drops them"
             )
     return ""

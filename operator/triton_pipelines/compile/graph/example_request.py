@@ -147,7 +147,7 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         return f"no example request can be generated for {', '.join(other)}"
     if not graph.required_inputs:
         return "the pipeline has no required input"
-    stateful = [step.name for step in graph.models if step.sequences is not None]
+    stateful = [repr(step.name) for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
             f"{'step' if len(stateful) == 1 else 'steps'} {listed(stateful)} "

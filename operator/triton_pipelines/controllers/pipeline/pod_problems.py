@@ -52,8 +52,8 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    "releases before 25.07 crash in this way on a request for the classification of a text output, "
-    "so use release 25.07 or later"
+    ". Triton releases before 25.07 crash in this way on a request for the classification of a text "
+    "output; use release 25.07 or later"
 )
 
 
@@ -295,7 +295,7 @@ def _exit_code(code: object) -> str:
 
 def _known_cause(code: object) -> str:
     """Return what is known to cause an exit code, to follow other text; empty if nothing is."""
-    return f"; {_CLASSIFICATION}" if _signal(code) is signal.SIGFPE else ""
+    return _CLASSIFICATION if _signal(code) is signal.SIGFPE else ""
 
 
 def _signal(code: object) -> signal.Signals | None:
