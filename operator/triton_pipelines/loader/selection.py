@@ -178,8 +178,8 @@ def _desired_versions(
                 LoadReason.SOURCE_CHANGED,
                 (
                     f"{text}. Restore {_named(gone)}, or change "
-                    f"{'the version field' if item.pinned in gone else 'versionPolicy'} to request only "
-                    "versions that exist."
+                    f"{'the version field' if item.pinned in gone else 'versionPolicy'} to request "
+                    "only versions that exist."
                 ),
             )
         return tuple(sorted(held))

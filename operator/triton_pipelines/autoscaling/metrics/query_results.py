@@ -270,8 +270,8 @@ def _lacking(masks: Mapping[str, int]) -> str:
             return f"no series for model {model!r}; check that the model is loaded"
         if missing:
             return (
-                f"model {model!r} has no {listed(missing, 'or')} series; check whether a relabeling "
-                "rule or a partial response drops them"
+                f"model {model!r} has no {listed(missing, 'or')} series; check whether a "
+                "relabeling rule or a partial response drops them"
             )
     return ""
 

@@ -183,7 +183,8 @@ def no_series(models: Sequence[str]) -> str:
     """Return the problem of a pod that has no series for some of its models."""
     if len(models) == 1:
         return f"no series for model {models[0]!r}; check that the model is loaded"
-    return f"no series for models {listed([repr(one) for one in models])}; check that the models are loaded"
+    named = listed([repr(one) for one in models])
+    return f"no series for models {named}; check that the models are loaded"
 
 
 def of_pods(pod: str, bad: int, pods: int) -> str:

@@ -52,8 +52,8 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    ". Triton releases before 25.07 crash in this way on a request for the classification of a text "
-    "output; use release 25.07 or later"
+    ". Triton releases before 25.07 crash in this way on a request for the classification of a "
+    "text output; use release 25.07 or later"
 )
 
 
