@@ -351,8 +351,12 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         return  # No declaration can match the file.
     filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
     own = [tensor for tensor in file.inputs if tensor.name not in filled]
-    sides = ((check.inputs, own, "input"), (check.outputs, file.outputs, "output"))
-    if not [*_open_axes(check, file), *(one for side in sides for one in _side(check, *side, []))]:
+    unfit = [
+        *_open_axes(check, file),
+        *_side(check, check.inputs, own, "input", []),
+        *_side(check, check.outputs, file.outputs, "output", []),
+    ]
+    if not unfit:
         yield (
             f"Correct the controls and states in {check.field}.sequenceBatching, or change these "
             "tensors in the export."
