@@ -368,8 +368,8 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     batched = check.max_batch_size > 0 and not fixed
     if check.max_batch_size and fixed:
         yield (
-            f"Export the model with a dynamic first axis, or use {check.field}.maxBatchSize: 0 and"
-            " all axes in dims:"
+            f"Export the model with a dynamic first axis, or set {check.field}.maxBatchSize to 0 "
+            "and list all axes in dims:"
         )
     else:
         yield "To match the file, use:"

@@ -294,7 +294,7 @@ async def test_alternating_managers_are_named_and_not_fought(
         found = await conflict(
             admin,
             namespace,
-            "argocd and keda overwrite each other's spec.replicas",
+            "argocd and keda overwrite each other's changes to spec.replicas",
         )
         assert "remove replicas from the manifest" in found["message"]
         await ready(admin, namespace, 3)

@@ -180,7 +180,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
             OnnxFile((FileTensor("input_ids", "INT64", (1, "s")), MASK), (LOGITS,), ()),
             [
                 "fixed batch axis of size 1",
-                "use spec.model.maxBatchSize: 0 and all axes in dims:",
+                "set spec.model.maxBatchSize to 0 and list all axes in dims:",
                 "{name: input_ids, dataType: INT64, dims: [1, -1]}",
             ],
         ),

@@ -363,14 +363,14 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so the number of pods changes with every write. Let only one of them set this field; to "
-        "keep an autoscaler, remove replicas from the manifest"
+        "so the number of pods changes with every write. Let only one of them set this field; if "
+        "this is an autoscaler, remove replicas from the manifest"
         if bounds is None
         else "but spec.scaling.pods determines the number of pods, and "
         + counted(number, "pod is kept", "pods are kept")
         + ". Remove replicas from every manifest, and remove any autoscaler of this pipeline"
     )
-    return f"{alternating.alternating} overwrite each other's spec.replicas, {follows}"
+    return f"{alternating.alternating} overwrite each other's changes to spec.replicas, {follows}"
 
 
 def _conflict_message(
