@@ -9,6 +9,7 @@ import pytest
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.support.builders import built, options
+from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.quantities import bytes_of, cpu, memory, millis
 from triton_pipelines.compile.graph.server_settings import server_version
@@ -174,7 +175,10 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str
 def test_sizes(
     changes: dict[str, Any], substitute: tuple[str, ...], expected: tuple[str, str, str, str, str]
 ) -> None:
-    one = built(options(substitute_runner=frozenset(substitute)), **changes)
+    given = options(
+        substitute_runner=frozenset(substitute), tokenizer=TokenizerImplementation.PYTHON
+    )
+    one = built(given, **changes)
     size = sizes(one.pipeline, one.graph)
     assert (
         size.cpu_request,
