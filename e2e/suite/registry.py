@@ -92,13 +92,15 @@ class Registry:
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Wait until it answers."""
-        wait_for(
-            "registry",
-            lambda: httpx.get(f"http://{self._address}/v2/", trust_env=False).status_code,
-            lambda status: status == httpx.codes.UNAUTHORIZED,
-            READY_SECONDS,
-        )
+        """Wait until it asks for the password."""
+
+        def status() -> int:
+            try:
+                return httpx.get(f"http://{self._address}/v2/", trust_env=False).status_code
+            except httpx.HTTPError as error:
+                raise OSError(str(error)) from error
+
+        wait_for("registry", status, lambda code: code == httpx.codes.UNAUTHORIZED, READY_SECONDS)
 
     @property
     def _address(self) -> str:
