@@ -96,7 +96,7 @@ def test_a_shared_library_is_copied_because_the_mount_may_forbid_to_execute(
 ) -> None:
     for name in ("libvolume.so", "libvolume.so.1", "volume.bin"):
         (image / name).write_bytes(b"library")
-    item = PlanFetch(step="model", uri=URI, kind=FetchKind.FOLDER, target="model", whole=True)
+    item = PlanFetch(step="model", uri=URI, kind=FetchKind.FOLDER, target="model")
     pod.plan(item)
     code, _ = pod.load()
     assert code == 0, pod.output

@@ -20,7 +20,7 @@ PLACED = {
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"key": "team", "operator": "Equal", "value": "nlp", "effect": "NoSchedule"}],
     "imagePullSecrets": [{"name": "registry-reader"}],
-    "serviceAccountName": "models",
+    "serviceAccountName": "default",
     "runtimeClassName": "nvidia",
     "affinity": {
         "nodeAffinity": {
