@@ -46,9 +46,7 @@ class Registry:
         scratch = cache.cache_root() / f"e2e-{uuid.uuid4().hex[:8]}"
         tag = f"localhost/triton-pipelines/e2e-model:{scratch.name}"
         sources = {f"file{index}": path for index, path in enumerate(files.values())}
-        copies = [
-            f"COPY {source} /{target}" for source, target in zip(sources, files, strict=True)
-        ]
+        copies = [f"COPY {source} /{target}" for source, target in zip(sources, files, strict=True)]
         recipe = "\n".join(["FROM scratch", f"LABEL build={scratch.name}", *copies, ""])
         digest = scratch.with_suffix(".digest")
         try:

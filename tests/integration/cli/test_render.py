@@ -83,9 +83,7 @@ def test_kubectl_takes_the_daemon_set_that_pulls_images(
     assert code == 0, errors
     arguments = ("--dry-run=server", "--validate=strict", "--output=yaml", "--filename=-")
     kept = yaml.safe_load(kubectl(cluster[0], "apply", *arguments, text=printed))
-    pod, expected = (
-        item["spec"]["template"]["spec"] for item in (kept, yaml.safe_load(printed))
-    )
+    pod, expected = (item["spec"]["template"]["spec"] for item in (kept, yaml.safe_load(printed)))
     assert pod.get("volumes") == expected.get("volumes")
 
 

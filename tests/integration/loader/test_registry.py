@@ -159,7 +159,9 @@ def test_the_path_of_a_tokenizer_is_a_directory_or_a_file(
 ) -> None:
     data = (minilm / "tokenizer.json").read_bytes()
     name = "text/tokenizer.json"
-    layer = (FILE, {TITLE: name}, data) if form == "artifact" else (LAYER, {}, archive((name, data)))
+    layer = (
+        (FILE, {TITLE: name}, data) if form == "artifact" else (LAYER, {}, archive((name, data)))
+    )
     hub.push(f"tokenizers/{form}", "v1", layer)
     trusting.trust("tokenizer", authority.identity)
     item = PlanFetch(

@@ -30,9 +30,7 @@ _COMMAND: Final = ("sleep", "infinity")
 _NO_GPU: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 
-def pre_pull_daemon_set(
-    pipeline: InferencePipeline, template: Mapping[str, Any]
-) -> dict[str, Any]:
+def pre_pull_daemon_set(pipeline: InferencePipeline, template: Mapping[str, Any]) -> dict[str, Any]:
     """Return the DaemonSet for the pod template of a revision.
 
     Its containers keep running, because the kubelet may remove an image that no container uses.
