@@ -186,7 +186,7 @@ class Stager:
         """Stage tokenizer.json, or what it can be built from."""
         file, folder = stage.source.file, PurePosixPath()
         if file is not None and _is_directory(stage.source, file):
-            file, folder = None, PurePosixPath(file)
+            folder, file = PurePosixPath(file), None
         if file is not None and PurePosixPath(file).name != tokenizer_files.VOCABULARY:
             return self._tokenizer_file(stage, file)
         if file is not None:
