@@ -34,11 +34,11 @@ _CHECK_NETWORK: Final = (
     "check that the operator can reach port 8002 (NetworkPolicy, --allow-metrics)"
 )
 MISSES_ALLOWED: Final = 2
+UNREAD_SECONDS: Final = 10.0
 # How long (seconds) pages are waited for. Those that take longer are used once they are read: one
 # slow pod must not delay the scaling of all pipelines.
 PATIENCE_SECONDS: Final = 1.0
 _UNREAD: Final = f"no complete response yet; {_CHECK_NETWORK}"
-UNREAD_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
