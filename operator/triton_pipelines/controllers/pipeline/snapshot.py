@@ -183,6 +183,8 @@ class Snapshot:
     Secret cannot be used."""
     certificate_problem: str = field(default="", kw_only=True)
     """Why that Secret cannot be used; empty if it can, and without TLS."""
+    conflicts: tuple[Finding, ...] = field(default=(), kw_only=True)
+    """Findings on objects that another manager changes again after each correction."""
     image_problem: str = field(default="", kw_only=True)
     """Why the API server cannot mount the current spec's image sources; empty if it can, and
     without such sources."""
