@@ -251,7 +251,7 @@ async def _restart(operator: Operator, figures: Figures) -> None:
     operator.restart()
     size = figures.pipelines
     deadline = DEADLINE_SECONDS + size * DEADLINE_PER_PIPELINE
-    await eventually("settled", lambda: operator.is_settled(size), deadline, every=2.0)
+    await eventually("settled", lambda: operator.is_settled(size), deadline, every=0.5)
     figures.restart_seconds = time.monotonic() - begin
     figures.restart_cpu_seconds = operator.cpu_seconds()
     figures.restart_writes = operator.writes()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from triton_pipelines.cluster.store import Store
@@ -25,7 +25,6 @@ from .tls_trust import NO_TLS
 # --resync-seconds. Nothing depends on it: policies state when they are due, and watches and the
 # relist report changes of objects.
 SETTLED_SECONDS: Final = 600.0
-_NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class SettledPipelines:
         return (
             dict(self.handover.resize_rejections.get(key, {})),
             dict(self.handover.replica_sets.get(key, {})),
-            {uid: replace(probe, at=_NEVER) for uid, probe in self.probes.of(key).items()},
+            {uid: probe.for_comparison() for uid, probe in self.probes.of(key).items()},
         )
 
     async def repeat(self, key: Key) -> Result | None:
