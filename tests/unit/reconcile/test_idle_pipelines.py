@@ -115,7 +115,13 @@ class Place:
         return Probe(
             now,
             ensemble_ready=True,
-            models=tuple(ModelState(step.model_name, "READY") for step in target.graph.steps),
+            models=tuple(
+                ModelState(name, "READY")
+                for name in (
+                    target.graph.model_name,
+                    *(step.model_name for step in target.graph.steps),
+                )
+            ),
             inference_error=self.fault,
             mismatch=self.mismatch,
         )
@@ -240,6 +246,7 @@ async def test_hung_pods_of_many_namespaces_leave_slots_to_others(
     settled, probes = place.reconciler._settled._settled[KEY].acted, place.reconciler._probes
     assert settled is not None
     snapshot, compiled = settled
+    snapshot = replace(snapshot, pipeline={**snapshot.pipeline, "status": {}})
     hang, answered = asyncio.Event(), asyncio.Event()
 
     async def answer(target: ProbeTarget, now: dt.datetime) -> Probe:

@@ -46,8 +46,7 @@ def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
 
     Returns:
         The results by pod uid, without pods that were created after the status was written. Empty
-        unless the status reports every present pod of the revision with all models ready, and while
-        an output mismatch is recorded, which only a probe confirms.
+        unless the status reports every present pod of the revision with all models ready.
     """
     status, steps = snapshot.status, snapshot.status.get("steps") or ()
     written = _written_at(snapshot)
@@ -58,7 +57,6 @@ def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
     is_reported = (
         steps
         and written is not None
-        and not state.warnings.mismatches
         and all(step.get("readyPods") == step.get("pods") == len(pods) for step in steps)
     ) and any(
         item.get("type") == ConditionType.READY and item.get("status") == "True"
@@ -72,6 +70,7 @@ def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
             ensemble_ready=True,
             models=_models(status),
             inference_error="",
+            mismatch=next(iter(state.warnings.mismatches), ""),
             server_restarts=pod.server_restarts,
             has_answered=state.pod_repair.answered.get(pod.uid) == pod.server_restarts,
             is_reported=True,
