@@ -17,6 +17,7 @@ from triton_pipelines.controllers.handover import Handover
 
 from .actions import Plan, soonest
 from .compiled_pipeline import CompiledPipeline
+from .live_config_map import stored_state
 from .pod_probes import PodProbes
 from .snapshot import Snapshot
 from .tls_trust import NO_TLS
@@ -58,8 +59,16 @@ class SettledPipelines:
             published.intent(key),
             published.view(key),
             published.latencies.get(key),
-            published.monitoring.get(key),
+            self._monitoring(key),
         )
+
+    def _monitoring(self, key: Key) -> object:
+        """Return the findings on monitoring objects: until they are published, the recorded ones.
+
+        A plan keeps the recorded ones until then.
+        """
+        findings = self.handover.monitoring.get(key)
+        return stored_state(self.store, key).warnings.monitoring if findings is None else findings
 
     def observed(self, key: Key) -> object:
         """Return what an iteration finds out before it plans, for comparison.
