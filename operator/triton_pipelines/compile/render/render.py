@@ -190,4 +190,3 @@ def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) ->
         if pipeline.spec.server.image_pull_policy is None:
             container["imagePullPolicy"] = ""
     return pod
-

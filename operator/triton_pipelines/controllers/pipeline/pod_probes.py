@@ -272,7 +272,4 @@ def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
     is_unverified = (
         last is not None and runs_inference and last.inference_error is None and not last.error
     )
-    return (
-        last is None
-        or (pod.ready and (is_unverified or not last.ensemble_ready))
-    )
+    return last is None or (pod.ready and (is_unverified or not last.ensemble_ready))
