@@ -45,6 +45,8 @@ NEW: Final = 10
 IDLE_SECONDS: Final = float(os.environ.get("SCALE_IDLE_SECONDS", "60"))
 """How long the idle operator is measured."""
 SETTLE_SECONDS: Final = 5.0
+# A pipeline has one more iteration after its last write, with its next probe at the latest.
+IDLE_AFTER_SECONDS: Final = 35.0
 # Pods per namespace as in a cluster with many teams.
 PER_NAMESPACE: Final = 50
 DEADLINE_SECONDS: Final = 120.0
@@ -258,6 +260,7 @@ async def _restart(operator: Operator, figures: Figures) -> None:
 
 
 async def _idle(operator: Operator, figures: Figures) -> None:
+    await asyncio.sleep(IDLE_AFTER_SECONDS)
     counted = ("reconciles_total", "api_requests_total")
     counts = operator.totals(*counted)
     cpu = operator.cpu_seconds()
