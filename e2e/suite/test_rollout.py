@@ -44,7 +44,7 @@ def test_recreate_announces_the_gap_and_answers_after_it(
         load.wait_requests(answered=True)
     measured("Recreate, replicas 1", load.summary())
     assert any(
-        "the strategy is Recreate, so the old pod is removed first" in message
+        "the strategy is Recreate, so the old pod is removed before the new pod starts" in message
         for _, _, message in story.conditions("Ready")
     )
     assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]

@@ -19,7 +19,7 @@ BUCKETED = {"padding": "Bucketed", "buckets": [32, 128]}
 PADDING: dict[str, Any] = {"spec": {"tokenizer": BUCKETED}}
 BOTH: dict[str, Any] = {"spec": {"model": {"maxBatchSize": 16}, "tokenizer": BUCKETED}}
 FIGURES = (
-    "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (in force) "
+    "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (current) "
     "for 64 rows"
 )
 RENDERED: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from .finding_codes import FindingCode
 from .messages import code_of, message
 from .spec_size import MAX_SPEC_BYTES, SpecSize, excess_of
 from .v1alpha1 import InferencePipeline
+from .wording import counted
 
 _META = ("name", "namespace", "uid", "generation", "deletionTimestamp", "annotations", "labels")
 
@@ -76,7 +77,8 @@ def _findings(error: ValidationError, body: Mapping[str, Any]) -> list[Finding]:
     ]
     if (more := error.error_count() - FINDINGS_MAX) > 0:
         last = items[FINDINGS_MAX]
-        text = f"{more} further problems are not listed; correct the listed ones first"
+        further = counted(more, "further problem is", "further problems are")
+        text = f"{further} not listed; correct the listed problems first"
         found.append(Finding(_path(last["loc"]), text, code=code_of(last)))
     return found
 

@@ -126,7 +126,7 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.WAITING_FOR_RESOURCES: (
         "No node has the CPU, memory or other resource that a pod requests."
     ),
-    Reason.WAITING_FOR_PODS: "The pods are starting. The state of their models is not known yet",
+    Reason.WAITING_FOR_PODS: "The pods are starting. The state of their models is not known yet.",
     Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
     Reason.SOURCE_UNAVAILABLE: (
         "A source cannot be fetched. The message names the URI, but never the credentials. "

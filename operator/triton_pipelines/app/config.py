@@ -207,7 +207,7 @@ class OperatorConfig(BaseModel):
         known = {DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **DEFAULT_FAMILY_IMAGES}
         if unknown := sorted(value.keys() - known.keys()):
             raise ValueError(
-                f"image family {', '.join(unknown)} is unknown; use one of: {', '.join(known)}"
+                f"{', '.join(unknown)}: unknown image family; use one of: {', '.join(known)}"
             )
         return MappingProxyType({**known, **value})
 
@@ -232,7 +232,7 @@ class OperatorConfig(BaseModel):
     def _objects_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := sorted(set(value) - {*MONITORING, "none"}):
             raise ValueError(
-                f"object {', '.join(unknown)} is unknown; use {', '.join(MONITORING)} or none"
+                f"{', '.join(unknown)}: unknown object; use {', '.join(MONITORING)} or none"
             )
         return tuple(one for one in value if one != "none")
 

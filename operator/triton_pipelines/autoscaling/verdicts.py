@@ -199,7 +199,7 @@ def _requests(pending: float) -> str:
 def _no_progress_text(inputs: VerdictInputs) -> str:
     return (
         f"{_requests(inputs.pending)} queued for step '{inputs.step.name}', but none has "
-        f"completed for {inputs.stalled_seconds:.0f} s; the instances might have died; "
+        f"completed for {inputs.stalled_seconds:.0f} s, so the instances might have died; "
         "check the pod's log"
     )
 

@@ -285,7 +285,8 @@ def _array(info: TensorMetadata, tensor: InputValue, batched: bool, place: str) 
         return result
     except (ValueError, OverflowError, InferenceServerException, TypeError) as error:
         raise CommandError(
-            f"{place}: the value does not match {info}: {error}", EXIT_USAGE
+            f"{place}: the value does not match {info} ({error}); correct the value or its shape",
+            EXIT_USAGE,
         ) from error
 
 

@@ -154,8 +154,9 @@ def chart(report: BenchReport) -> Chart:
         series,
         unit="rows/s",
         latency="latency",
-        note=f"{report.protocol}, {report.rows} row(s) per request, {report.source};"
-        f" median of {count} run(s) of {report.seconds:g} s each; labels: concurrency or rate",
+        note=f"{report.protocol}, {counted(report.rows, 'row')} per request, {report.source};"
+        f" median of {counted(count, 'run')} of {report.seconds:g} s each;"
+        " labels: concurrency or rate",
         whiskers=f"whiskers: lowest and highest of {count} runs",
     )
 
@@ -165,11 +166,13 @@ def tables(report: BenchReport) -> list[Table | Text]:
     best = max(report.points, key=lambda item: item.median("rows_per_s"))
     parts: list[Table | Text] = [
         Text(
-            f"{report.model} at {report.address}: {report.rows} row(s) per request, {report.source}"
+            f"{report.model} at {report.address}: {counted(report.rows, 'row')} per request, "
+            f"{report.source}"
         ),
         Text(
-            f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s"
-            " of warm-up; latency in ms; ± is half the spread over the runs"
+            f"{counted(len(best.runs), 'run')} of {report.seconds:g} s after"
+            f" {report.warmup_seconds:g} s of warm-up; latency in ms;"
+            " ± is half the spread over the runs"
         ),
         _loads(report),
     ]

@@ -72,8 +72,8 @@ def tuning_commands(
     )
     follow = shlex.join(["kubectl", "get", *where, "--output", "jsonpath={.status.tuning}"])
     return (
-        "# Start a tuning run on a pod without client traffic. The operator never changes the"
-        " spec, so run this command, or commit the change:\n"
+        "# To start a tuning run on a pod without client traffic, run this command, or commit the "
+        "same change to the manifest:\n"
         f"{patch}\n# Show the result:\n{follow}"
     )
 

@@ -67,7 +67,7 @@ class _KubectlLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None,
                 None,
-                f"nested more than {MAX_DOCUMENT_DEPTH} levels deep",
+                f"nested more than {MAX_DOCUMENT_DEPTH} levels deep; use fewer levels",
                 self.peek_event().start_mark,  # type: ignore[no-untyped-call]
             )
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -80,7 +80,10 @@ class _KubectlLoader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"duplicate key {key.value!r}", key.start_mark
+                        None,
+                        None,
+                        f"duplicate key {key.value!r}; remove one of the two entries",
+                        key.start_mark,
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -110,7 +113,8 @@ def load_yaml(path: Path) -> list[Any]:
         ]
         if expanded_size(documents, MAX_VALUES) > MAX_VALUES:
             raise CommandError(
-                f"{name}: the file contains more than {MAX_VALUES} values; split the file",
+                f"{name}: the file contains more than {MAX_VALUES} values (each alias counts as a "
+                "copy of its values); use fewer aliases, or split the file",
                 EXIT_USAGE,
             )
         _check_json(documents, name)
@@ -308,7 +312,7 @@ def load_document(path: Path) -> tuple[str, dict[str, Any]]:
     if len(found) > 1:
         raise CommandError(
             f"{display_name(path)}: the file contains {len(found)} pipelines, but this "
-            "command accepts only one; move the pipeline to a separate file",
+            "command accepts only one; specify a file that contains only one pipeline",
             EXIT_USAGE,
         )
     return found[0]

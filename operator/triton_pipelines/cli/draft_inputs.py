@@ -28,6 +28,7 @@ from .local_options import parse_source_map
 from .resource_output import ReadProgress
 
 HUB = "hf://"
+_EXPORT = "export the model (optimum-cli export onnx), and use --onnx"
 ONNX_ENDING = ".onnx"
 USUAL_GRAPHS = ("onnx/model.onnx", "model.onnx")
 """Where exporters put the graph in a repository, the most common first."""
@@ -271,8 +272,8 @@ def _graph_path(uri: str, names: tuple[str, ...], chosen: str | None) -> str:
     if chosen is not None:
         if chosen not in names:
             raise CommandError(
-                f"--onnx-path: {uri} has no file {chosen!r}; its ONNX files are "
-                f"{', '.join(graphs) or 'none'}",
+                f"--onnx-path: {uri} has no file {chosen!r}; "
+                + (f"use one of its ONNX files: {', '.join(graphs)}" if graphs else _EXPORT),
                 EXIT_USAGE,
             )
         return chosen
@@ -281,8 +282,7 @@ def _graph_path(uri: str, names: tuple[str, ...], chosen: str | None) -> str:
         return common or graphs[0]
     if not graphs:
         raise CommandError(
-            f"{uri}: the repository contains no ONNX file; export the model (optimum-cli "
-            "export onnx), and use --onnx",
+            f"{uri}: the repository contains no ONNX file; {_EXPORT}",
             EXIT_USAGE,
         )
     raise CommandError(

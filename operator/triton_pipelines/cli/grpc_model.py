@@ -134,8 +134,8 @@ class GrpcModel:
 def _as_http(answer: Any) -> tuple[dict[str, Any], bytes]:
     if len(answer.outputs) != len(answer.raw_output_contents):
         raise CommandError(
-            "the response does not contain tensors in binary form; check that the address is "
-            "that of a Triton server",
+            "the response does not contain tensors in binary form; check that the address "
+            "points to a Triton server",
             EXIT_FAILED,
         )
     outputs = [

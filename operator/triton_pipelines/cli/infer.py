@@ -141,8 +141,8 @@ def _infer_over_http(
         _print_answer(document, rest, model, arrays, output)
     except (KeyError, TypeError, ValueError) as error:
         raise CommandError(
-            f"{base}/infer did not return an inference response; check that the address is that "
-            "of a Triton server",
+            f"{base}/infer did not return an inference response; check that the address "
+            "points to a Triton server",
             EXIT_FAILED,
         ) from error
 

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import listed
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
 from triton_pipelines.compile.graph.instance_groups import moved_to_cpu
@@ -234,14 +235,16 @@ def _check_backends(graph: Graph) -> None:
     unsupported = [step for step in graph.models if step.implementation is Implementation.BACKEND]
     if not unsupported:
         return
-    steps = "; ".join(
-        f"{step.path}.{'platform' if step.platform else 'backend'}: {step.platform or step.backend}"
-        for step in unsupported
+    steps = listed(
+        [
+            f"{step.path}.{'platform' if step.platform else 'backend'} "
+            f"{step.platform or step.backend}"
+            for step in unsupported
+        ]
     )
     raise CommandError(
-        f"{steps}: not available here, because the local Triton server has only the Python "
-        "backend. It runs steps with platform python, and steps with platform onnxruntime_onnx "
-        "on the CPU fallback backend. Use a cluster for all other platforms and backends",
+        f"{steps} cannot run on the local Triton server, which supports only platform python, and "
+        "platform onnxruntime_onnx with the CPU fallback backend; use a cluster",
         EXIT_USAGE,
     )
 

@@ -258,12 +258,13 @@ async def poll_pipelines(
         if query.name is not None and error.of_an_object:
             raise CommandError(
                 f"{names.KIND} {query.name!r} does not exist in namespace "
-                f"{query.namespace!r}; choose another namespace with --namespace",
+                f"{query.namespace!r}; check the name, or choose another namespace with "
+                "--namespace",
                 EXIT_USAGE,
             ) from error
         raise CommandError(
             f"{names.KIND} is not installed in the cluster; install the operator, or install "
-            "only the CRD with `tritonpipe crd`"
+            "only the CRD (the output of `tritonpipe crd`)"
         ) from error
     except LoginError as error:
         raise CommandError(

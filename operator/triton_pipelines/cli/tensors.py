@@ -16,6 +16,7 @@ from tritonclient.utils import (
 )
 
 from triton_pipelines.api.tensors import DataType
+from triton_pipelines.api.wording import counted
 from triton_pipelines.compile.graph.example_request import parse_element
 from triton_pipelines.tools.loadgen import http_body
 
@@ -268,8 +269,8 @@ def _fitted(info: TensorMetadata, flat: Array, *, texts: bool = False) -> Array:
     if math.prod(shape) != flat.size:
         raise CommandError(
             (
-                f"the value of {info} has {flat.size} elements; specify as many elements as the "
-                "input's shape requires"
+                f"the value of {info} has {counted(flat.size, 'element')}, which do not fit this "
+                "shape; specify a matching number of elements"
             ),
             EXIT_USAGE,
         )

@@ -10,6 +10,7 @@ import typer
 import yaml
 from rich.table import Table
 
+from triton_pipelines.api.wording import counted
 from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.tuner import (
     PointOutcome,
@@ -84,7 +85,7 @@ def _print(report: TuningReport) -> None:
         f"{report.pipeline}: SLO {report.slo * 1e3:g} ms,"
         f" latency budget {report.latency_budget * 1e3:g} ms; {report.workload};"
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s,"
-        f" {report.failed_requests} failed requests{late}"
+        f" {counted(report.failed_requests, 'failed request')}{late}"
     )
     print_wide(_points_table(report))
     typer.echo(terminal(report))

@@ -96,7 +96,8 @@ class Writer:
             if reason is None:
                 raise
             raise PermissionDenied(
-                f"{resource.kind} {name} was not written (403 Forbidden): {reason}"
+                f"{resource.kind} {name}: the API server rejected the change (403 Forbidden), "
+                f"because {reason}"
             ) from error
 
     async def _denial(self, resource: Resource, name: str, subresource: str) -> str | None:
@@ -128,8 +129,8 @@ class Writer:
         kind = "/".join(filter(None, (resource.plural, subresource)))
         return (
             f"the service account {self.account} is not allowed to {listed(missing, 'or')} "
-            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind a role that "
-            "allows this to the account, or set spec.serviceAccountName to another account"
+            f"{f'{kind}.{resource.group}' if resource.group else kind}; bind the "
+            "account to a role that allows this, or set spec.serviceAccountName to another account"
         )
 
     async def _is_allowed(self, verb: str, resource: Resource, name: str, subresource: str) -> bool:

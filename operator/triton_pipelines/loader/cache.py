@@ -88,7 +88,7 @@ class FileCache:
             reason=LoadReason.CACHE_UNUSED,
             message=(
                 f"the model cache was not used for some files, because {self._problem}. "
-                "These files were fetched from their sources."
+                "These files were fetched from their sources; check the volume of the model cache."
             ),
         )
 

@@ -179,7 +179,7 @@ def _location(tensor: Any) -> str:
     if path.suffix == ".onnx":
         raise ValueError(
             f"the data of tensor {tensor.name!r} is in {location!r}, but the extension .onnx is "
-            "reserved for models; save the data under another name"
+            "reserved for models; save the data under another file name"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
@@ -349,29 +349,37 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         yield f"Export the model with shapes for {listed(shapeless)}."
     if odd or shapeless:
         return  # No declaration can match the file.
+    filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
+    own = [tensor for tensor in file.inputs if tensor.name not in filled]
+    unfit = [
+        *_open_axes(check, file),
+        *_side(check, check.inputs, own, "input", []),
+        *_side(check, check.outputs, file.outputs, "output", []),
+    ]
+    if not unfit:
+        yield (
+            f"Correct the controls and states in {check.field}.sequenceBatching, or change these "
+            "tensors in the export."
+        )
+        return
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )
     batched = check.max_batch_size > 0 and not fixed
     if check.max_batch_size and fixed:
         yield (
-            f"Export the model with a dynamic first axis, or use {check.field}.maxBatchSize: 0 and"
-            " all axes in dims:"
+            f"Export the model with a dynamic first axis, or set {check.field}.maxBatchSize to 0 "
+            "and list all axes in dims:"
         )
     else:
         yield "To match the file, use:"
-    filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
     for side, held, declared in (
-        ("inputs", file.inputs, check.inputs),
+        ("inputs", own, check.inputs),
         ("outputs", file.outputs, check.outputs),
     ):
         # Outputs may be a choice: those declared that exist, or all when none does.
         known = {tensor.name for tensor in declared}
-        chosen = (
-            [tensor for tensor in held if tensor.name not in filled]
-            if side == "inputs"
-            else ([tensor for tensor in held if tensor.name in known] or held)
-        )
+        chosen = [tensor for tensor in held if side == "inputs" or tensor.name in known] or held
         items = ", ".join(_declaration(tensor, is_batched=batched) for tensor in chosen)
         yield f"{check.field}.{side}: [{items}]"
 

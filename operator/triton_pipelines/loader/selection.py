@@ -177,8 +177,9 @@ def _desired_versions(
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
                 (
-                    f"{text}. Restore {_named(gone)}, or change versionPolicy to versions "
-                    "that exist."
+                    f"{text}. Restore {_named(gone)}, or change "
+                    f"{'the version field' if item.pinned in gone else 'versionPolicy'} to request "
+                    "only versions that exist."
                 ),
             )
         return tuple(sorted(held))
@@ -190,8 +191,8 @@ def _desired_versions(
     if absent := sorted(requested - set(found)):
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
-            f"versionPolicy requests {_named(absent)}, but {there}; publish "
-            f"{_named(absent)}, or change versionPolicy.",
+            f"the resource requests {_named(absent)}, but {there}; publish {_named(absent)}, or "
+            f"change {'the version field' if item.pinned in absent else 'versionPolicy'}.",
         )
     return tuple(sorted(chosen | requested))
 
@@ -235,7 +236,7 @@ def _required(item: PlanFetch, main: str, names: Collection[str], where: str) ->
         raise LoaderError(
             LoadReason.SOURCE_UNAVAILABLE,
             f"the source has no file {where}{main}; {where or 'the directory'} contains "
-            f"{list_some(_tops(names))}. Set {item.spec_field}.path or fileName to the "
+            f"{list_some(_tops(names))}. Set path or fileName in {item.spec_field} to the "
             "model's file.",
         )
     return main
@@ -248,16 +249,17 @@ def _only_first(item: PlanFetch, what: str) -> None:
     """
     policy = item.versions
     if item.pinned not in (None, FIRST):
-        requested = f"version {item.pinned}"
+        requested, field = f"version {item.pinned}", "the version field"
     elif policy is None or policy.newest_only or policy.specific == (FIRST,):
         return
     else:
         requested = f"{_named(policy.specific)}" if policy.specific else "multiple versions"
+        field = "versionPolicy"
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
         f"the resource requests {requested}, but the source has only version {FIRST}, "
         f"because it is {what}. Use a directory with one subdirectory per version (1, 2, "
-        "…), or remove versionPolicy.",
+        f"…), or remove {field}.",
     )
 
 

@@ -196,7 +196,7 @@ def _encodes(tokenizer: Any) -> None:
             return
         except ValueError as error:
             failed = failed or error
-    raise failed or ValueError("it encodes nothing")
+    raise failed or ValueError("it encodes no text")
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def _library_errors_as_value_errors() -> Iterator[None]:
         # The class cannot be imported. Any other error that is not an Exception asks the process to
         # end.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ValueError(str(error)) from error
+            raise ValueError(f"the tokenizers library reports an error ({error})") from error
         raise
 
 

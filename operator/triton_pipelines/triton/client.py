@@ -348,7 +348,7 @@ class TritonClient:
         response = answer.get_response() if isinstance(answer, InferResult) else answer
         if not isinstance(response, UndecodedResponse):
             return answer
-        text = f"{action} at {self.address}: invalid response: {response.reason}"
+        text = f"{action} at {self.address}: {response.reason}"
         raise (
             TooLargeError(text) if response is TOO_LARGE else RejectedError(text, response.reason)
         )

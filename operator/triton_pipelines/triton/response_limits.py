@@ -39,9 +39,9 @@ class UndecodedResponse:
 
 
 TOO_LARGE: Final = UndecodedResponse(
-    f"more than {DESCRIPTION_BYTES_MAX // 1024} KiB in addition to the tensor data"
+    f"the response has more than {DESCRIPTION_BYTES_MAX // 1024} KiB in addition to the tensor data"
 )
-UNREADABLE: Final = UndecodedResponse("not a message of Triton's protocol")
+UNREADABLE: Final = UndecodedResponse("the response is not a message of Triton's protocol")
 
 
 class CheckedChannel:

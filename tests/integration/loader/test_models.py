@@ -123,7 +123,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
     [
         (
             model(pinned=3),
-            "versionPolicy requests version 3, but the source has only versions 1 and 2; publish",
+            "the resource requests version 3, but the source has only versions 1 and 2; publish",
         ),
         (
             model("pvc://models/bert/1", versions=PlanVersions(all=True)),

@@ -226,7 +226,7 @@ async def test_raw_counters_pass_a_reset_and_nan_is_no_sample(
         )
         assert set(partial.pods) == {"a"}
         assert "pod nan has no usable samples" in partial.notes[0]
-        assert "nv_inference_request_success of model tokenizer is NaN" in partial.notes[0]
+        assert "nv_inference_request_success of model 'tokenizer' is NaN" in partial.notes[0]
         pages.text["nan"] = page(100)
 
 
@@ -321,7 +321,7 @@ FAULTS = {
     "a model lacks": (
         Fault(rewrite=without('"tokenizer"')),
         MetricsProblem.PARTIAL,
-        "no series for model tokenizer",
+        "no series for model 'tokenizer'",
     ),
     "everything lacks": (Fault(rewrite=without(".")), MetricsProblem.STALE, r"more than \d+ s old"),
     "duplicates": (

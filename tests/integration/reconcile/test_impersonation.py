@@ -231,7 +231,7 @@ async def test_an_author_gains_no_right_that_the_account_lacks(
         )
         message = await refused_for(admin, namespace, "PermissionDenied", missing)
         assert message.startswith("Secret p-")
-        assert "bind a role that allows this" in message
+        assert "to a role that allows this" in message
         assert not await exists(admin, namespace)
         await bind(admin, namespace, rules)
         await eventually(

@@ -294,9 +294,9 @@ async def test_alternating_managers_are_named_and_not_fought(
         found = await conflict(
             admin,
             namespace,
-            "argocd and keda overwrite each other's spec.replicas",
+            "argocd and keda overwrite each other's changes to spec.replicas",
         )
-        assert "Remove replicas from the manifest" in found["message"]
+        assert "remove replicas from the manifest" in found["message"]
         await ready(admin, namespace, 3)
         before = writes(proxy)
         for manager in ("argocd", "helm"):

@@ -78,7 +78,7 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"source_map": ["nonsense"]}, ["--source-map", "nonsense", "PREFIX=TARGET"]),
         (
             {"images": ["default=a:1", "vlm=b:1"]},
-            ["--images", "image family vlm is unknown", "default, vllm, tensorrtllm"],
+            ["--images", "vlm: unknown image family", "default, vllm, tensorrtllm"],
         ),
         (
             {"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]},

@@ -180,7 +180,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
             OnnxFile((FileTensor("input_ids", "INT64", (1, "s")), MASK), (LOGITS,), ()),
             [
                 "fixed batch axis of size 1",
-                "use spec.model.maxBatchSize: 0 and all axes in dims:",
+                "set spec.model.maxBatchSize to 0 and list all axes in dims:",
                 "{name: input_ids, dataType: INT64, dims: [1, -1]}",
             ],
         ),
@@ -261,13 +261,21 @@ def test_what_the_sequence_batcher_fills_counts_as_declared() -> None:
         ),
     ],
 )
-def test_controls_and_states_that_do_not_fit_are_not_suggested_as_inputs(
+def test_controls_and_states_that_do_not_fit_are_corrected_where_they_are_declared(
     file: OnnxFile, messages: Messages
 ) -> None:
     message = compare(SEQUENCES, file, "hf://a/b")
     assert message is not None
-    assert "spec.model.inputs" in message
+    assert "spec.model.sequenceBatching" in message
+    assert "spec.model.inputs" not in message
     messages.check(message)
+
+
+def test_controls_and_states_are_not_suggested_as_inputs() -> None:
+    inputs = (FileTensor("x", "FP16", ("batch", 4)), *SEQUENCE_INPUTS[2:])
+    message = compare(SEQUENCES, OnnxFile(inputs, SEQUENCE_OUTPUTS, ()), "hf://a/b")
+    assert message is not None
+    assert "\nspec.model.inputs: [{name: x, dataType: FP16, dims: [4]}]\n" in message
 
 
 def external(path: Path, location: str) -> Path:

@@ -207,15 +207,15 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
 
 
 @pytest.mark.parametrize(
-    "up",
+    ("up", "checked"),
     [
-        [],
-        [{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "0"]}],
-        [{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "1"]}],
+        ([], "PodMonitor"),
+        ([{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "0"]}], "port 8002"),
+        ([{"metric": {"namespace": "default", "pod": "a"}, "value": [1, "1"]}], "relabeling"),
     ],
 )
 async def test_no_series_at_all_gets_a_checklist(
-    stand: Stand, url: str, up: list[Any], messages: Messages
+    stand: Stand, url: str, up: list[Any], checked: str, messages: Messages
 ) -> None:
     stand.up = up
     async with collector(url, stand) as made:
@@ -223,8 +223,7 @@ async def test_no_series_at_all_gets_a_checklist(
     assert said.problem is MetricsProblem.MISSING
     messages.check(said.message)
     for part in (
-        "PodMonitor",
-        "Prometheus selects it",
+        checked,
         "series arrive",
         'nv_inference_request_success{namespace="default",pod="a"}',
     ):

@@ -98,7 +98,7 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
     assert set(said.pods) == {"a"}
     (note,) = said.notes
     assert words in note
-    assert "pod b contains" in note
+    assert "pod b has" in note
     assert isinstance(alone, MetricsFailure)
     assert words in alone.message
     messages.check(alone.message)
@@ -122,7 +122,7 @@ async def test_a_pod_at_no_address_at_all_is_left_out_like_any_other() -> None:
     assert isinstance(said, PipelineSample)
     assert set(said.pods) == {"a"}
     (note,) = said.notes
-    assert "pod b contains no usable samples: InvalidUrl" in note
+    assert "pod b has no usable samples: InvalidUrl" in note
 
 
 async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look() -> None:

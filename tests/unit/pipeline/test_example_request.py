@@ -287,7 +287,7 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         (
             [{"name": "C", "shape": [1, 1], "data": ["1"]}],
             "spec.health.inputs[0].name",
-            "'C' is not an input of the pipeline; it has A, B",
+            "'C' is not an input of the pipeline; use one of its inputs: A, B",
         ),
         ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "add B"),
         (

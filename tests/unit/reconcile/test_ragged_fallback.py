@@ -94,7 +94,7 @@ def test_explicit_ragged_is_a_finding_and_the_old_revision_keeps_serving(
 JUDGED = {
     "request": "2026-02-01",
     "state": "Succeeded",
-    "padding": "Ragged is cheapest: Ragged 21.5 ms (in force), Fixed 38.5 ms for 32 rows",
+    "padding": "Ragged is cheapest: Ragged 21.5 ms (current), Fixed 38.5 ms for 32 rows",
 }
 
 

@@ -375,7 +375,7 @@ def test_flags_that_a_release_does_not_know_are_refused(
     assert bool(reported) == refused
     if refused:
         assert reported[0].startswith("spec.server.args[0]: --")
-        assert f"server.version is {release}" in reported[0]
+        assert f"the server is Triton {release}" in reported[0]
 
 
 @pytest.mark.proves("spec.ensemble.maxInflightRequests", "parsed")
@@ -386,7 +386,7 @@ def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: boo
         ["spec.ensemble.maxInflightRequests"] if refused else []
     )
     if refused:
-        assert "server.version is 25.10" in reported[0]
+        assert "the server is Triton 25.10" in reported[0]
     assert not findings(server={"version": release}, ensemble={"maxInflightRequests": 0})
 
 

@@ -318,7 +318,7 @@ def test_the_words_name_the_figures_and_what_became_of_it() -> None:
     text = describe(found)
     assert "a model execution costs 2.00 ms plus 1.50 us per token" in text
     assert "32 rows of this mix take Ragged" in text
-    assert f"Fixed {found.current.seconds * 1e3:.1f} ms (in force)" in text
+    assert f"Fixed {found.current.seconds * 1e3:.1f} ms (current)" in text
     assert f"Ragged {found.best.seconds * 1e3:.1f} ms, " in text, "in full batches"
     assert f"Ragged {32 * 2e-2 * np.mean(LENGTHS):.1f} ms in batches of 1, " in describe(
         ranking(StepCost(0.0, 0.0, 0.0, 2e-5), FIXED)

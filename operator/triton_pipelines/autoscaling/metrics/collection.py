@@ -68,6 +68,8 @@ class CollectionResult:
     """Whether the last scrape of a target worked; ``None`` if targets were not queried."""
     error: str = ""
     """Why the whole collection failed."""
+    has_remedy: bool = False
+    """Whether ``error`` says what to do."""
     notes: list[str] = field(default_factory=list)
     """Notes on the collection as a whole."""
 
@@ -88,12 +90,6 @@ def _no_cycles() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _error_text(error: Exception) -> str:
-    return (
-        f"its answer {error}" if isinstance(error, query_results.QueryResultError) else str(error)
-    )
 
 
 class CollectionQueries:
@@ -127,7 +123,8 @@ class CollectionQueries:
                 (before + self._clock()) / 2,
             )
         except (PrometheusError, query_results.QueryResultError) as error:
-            got.error = _error_text(error)
+            got.error = str(error)
+            got.has_remedy = not isinstance(error, PrometheusError) or error.has_remedy
             return got
         over = ""
         for query in plan.counter_queries:
@@ -165,8 +162,8 @@ class CollectionQueries:
                     plan.interval,
                 )
         except (PrometheusError, query_results.QueryResultError) as error:
-            got.errors.update(dict.fromkeys(query.pods, _error_text(error)))
-            return _error_text(error) if isinstance(error, PrometheusError) and error.final else ""
+            got.errors.update(dict.fromkeys(query.pods, str(error)))
+            return str(error) if isinstance(error, PrometheusError) and error.final else ""
         got.seen.update(seen)
         got.queried |= query.pods
         got.notes += [f"Prometheus warns: {one}" for one in answer.warnings if len(got.notes) < 3]
@@ -184,7 +181,7 @@ class CollectionQueries:
                     ).items():
                         found.setdefault(name, {}).update(values)
         except (PrometheusError, query_results.QueryResultError) as error:
-            got.notes.append(f"CPU and GPU metrics are missing: {_error_text(error)}")
+            got.notes.append(f"CPU and GPU metrics are missing: {error}")
         got.figures = found
 
     def _targets(self, absent: Iterable[PodKey], got: CollectionResult, deadline: float) -> None:

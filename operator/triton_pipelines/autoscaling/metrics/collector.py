@@ -122,7 +122,7 @@ class PrometheusCollector:
                 expected, f"no complete response within {self.connection.timeout_seconds:g} s"
             )
         if got.error:
-            return self._all_failed(expected, got.error)
+            return self._all_failed(expected, got.error, has_remedy=got.has_remedy)
         evidence = self._merge(expected, plan, got, began)
         self._expected = dict(expected)
         self._samples = {key: self._assess(one, evidence, got) for key, one in expected.items()}
@@ -247,16 +247,24 @@ class PrometheusCollector:
         )
 
     def _all_failed(
-        self, expected: Mapping[PipelineKey, ExpectedPods], why: str
+        self,
+        expected: Mapping[PipelineKey, ExpectedPods],
+        why: str,
+        *,
+        has_remedy: bool = False,
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         checks = (
-            "Check that (1) Prometheus is running and responds at "
+            ". Check that (1) Prometheus is running and responds at "
             f"{self.connection.url}/api/v1/query, (2) the operator's pod can reach it "
             f"(NetworkPolicy), and (3) the connection is configured correctly in {CONNECTIONS}"
         )
         return dict.fromkeys(
             expected,
-            MetricsFailure(MetricsProblem.ERROR, f"{self._at}: {why}. {checks}", self.source),
+            MetricsFailure(
+                MetricsProblem.ERROR,
+                f"{self._at}: {why}{'' if has_remedy else checks}",
+                self.source,
+            ),
         )
 
     @property

@@ -12,6 +12,7 @@ import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
 from .metrics_page import MetricsPageError, parse_metrics_page
+from .sample_quality import no_series, of_pods
 from .samples import (
     ExpectedPods,
     MetricsFailure,
@@ -120,14 +121,16 @@ class DirectReader:
         except TimeoutError:
             return f"no complete response in time; {_CHECK_NETWORK}"
         except aiohttp.ClientResponseError as error:
-            return f"HTTP {error.status}; check that the server is healthy"
+            return (
+                f"the metrics page returned HTTP {error.status}; check that the server is healthy"
+            )
         except aiohttp.ClientPayloadError:
             return "the response ended early; check whether the server was restarted"
         except aiohttp.ClientError as error:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return f"{text}; {_CHECK_NETWORK}"
         except MetricsPageError as error:
-            return f"{error}; check that port 8002 of the pod serves Triton's metrics"
+            return str(error)
         self._histories.add(pod, scrape, one.slow)
         self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
@@ -149,20 +152,14 @@ class DirectReader:
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
                     MetricsProblem.PARTIAL,
-                    f"no metrics for {', '.join(absent)}; check that the model is loaded",
+                    no_series(absent),
                 )
             else:
                 pods[pod] = PodHistory(scrapes, self._histories.usage(key))
         note = ""
         if bad:
             pod, (_, why) = min(bad.items())
-            pages = (
-                f"the metrics page of pod {pod} contains"
-                if len(bad) == 1
-                else f"the metrics pages of {len(bad)} of {len(one.pods)} pods, such as pod {pod}, "
-                "contain"
-            )
-            note = f"{pages} no usable samples: {why}"
+            note = f"{of_pods(pod, len(bad), len(one.pods))} no usable samples: {why}"
         if not pods:
             problems_seen = {problem for problem, _ in bad.values()} or {MetricsProblem.MISSING}
             return MetricsFailure(

@@ -15,7 +15,7 @@ from typing import Final, Self
 import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
-from .metrics_page import MetricsPageError, check_format, samples_of
+from .metrics_page import CHECK_PORT, MetricsPageError, check_format, samples_of
 
 SUMMARY: Final = "nv_inference_request_summary_us"
 QUANTILE: Final = 0.99
@@ -92,7 +92,7 @@ class LatencyReader:
                 "reach port 8002 (NetworkPolicy, --allow-metrics)"
             )
         except MetricsPageError as error:
-            return f"a metrics page cannot be used: {error.problem}"
+            return f"a metrics page cannot be used: {error.problem}; {CHECK_PORT}"
         if found is None:
             return (
                 f"Triton reports no {SUMMARY} with quantile {QUANTILE} for model {model}; check"

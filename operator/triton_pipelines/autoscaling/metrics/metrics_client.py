@@ -72,7 +72,9 @@ class MetricsClient:
             async for chunk in response.content.iter_any():
                 data += chunk
                 if len(data) > PAGE_BYTES_MAX:
-                    raise MetricsPageError(f"the page is longer than {PAGE_BYTES_MAX} bytes")
+                    raise MetricsPageError(
+                        f"the page is longer than {PAGE_BYTES_MAX // 1024**2} MiB"
+                    )
                 if len(data) > LARGE_BYTES and not is_large:
                     is_large = True
                     await places.enter_async_context(self._large)

@@ -35,6 +35,7 @@ LINES_MAX: Final = 20_000
 LINE_CHARACTERS_MAX: Final = 2048
 """Length of the longest line. The time to parse its labels grows with the square of it."""
 
+CHECK_PORT: Final = "check that port 8002 of the pod serves Triton's metrics"
 _NOT_THE_FORMAT: Final = "the page is not in the Prometheus text format"
 _NAMES: Final = {
     written: name
@@ -55,14 +56,15 @@ _CHECKED_CHARACTERS: Final = 16 * 1024
 
 
 class MetricsPageError(ValueError):
-    """A page is not Triton's metrics.
+    """A page is not Triton's metrics; the message includes the remedy.
 
     Attributes:
         problem: What is wrong; the same text for the same cause.
     """
 
     def __init__(self, problem: str, detail: str = "") -> None:
-        super().__init__(f"{problem}: {detail}" if detail else problem)
+        text = f"{problem}: {detail}" if detail else problem
+        super().__init__(f"{text}; {CHECK_PORT}")
         self.problem = problem
 
 
@@ -147,10 +149,7 @@ def parse_metrics_page(
                 sums[model][FIELDS[name]] += _sane(name, value)
     if not is_tritons:
         check_format(text)
-        raise MetricsPageError(
-            "the page has no nv_inference_* series; run the server with "
-            "--allow-metrics=true and counter_latencies enabled"
-        )
+        raise MetricsPageError("the page has no nv_inference_* series")
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None
     )

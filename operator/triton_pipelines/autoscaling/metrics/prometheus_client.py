@@ -37,6 +37,7 @@ _ERROR_BYTES_MAX: Final = 16 * 1024
 _BLOCK: Final = 256 * 1024
 _TEXT_MAX: Final = 300
 _SHORTEST: Final = 0.05
+_SET_URL: Final = "set url to the address of a Prometheus server"
 
 
 class PrometheusError(Exception):
@@ -45,11 +46,13 @@ class PrometheusError(Exception):
     Attributes:
         final: Whether further queries of this collection would fail too (server unreachable,
             request refused, out of time).
+        has_remedy: Whether the message says what to do, so that no checklist is needed.
     """
 
-    def __init__(self, message: str, *, final: bool = False) -> None:
+    def __init__(self, message: str, *, final: bool = False, has_remedy: bool = False) -> None:
         super().__init__(message)
         self.final = final
+        self.has_remedy = has_remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Prometheus:
             credentials = self._connection.credentials()
             client: Any = self._connected()
         except SecretFileError as error:
-            raise PrometheusError(str(error), final=True) from None
+            raise PrometheusError(str(error), final=True, has_remedy=True) from None
         client.headers = dict(credentials.headers)
         client.auth = credentials.basic
         self._session.deadline = deadline
@@ -106,10 +109,15 @@ class Prometheus:
                 timeout=(min(CONNECT_SECONDS, left), min(READ_SECONDS, left)),
             )
         except PrometheusError as error:
-            raise PrometheusError(_hidden(str(error), credentials), final=error.final) from None
-        except PrometheusApiClientException:
             raise PrometheusError(
-                _hidden(self._refused(), credentials), final=not self._session.of_query
+                _hidden(str(error), credentials), final=error.final, has_remedy=error.has_remedy
+            ) from None
+        except PrometheusApiClientException:
+            message, remedy = self._refused()
+            raise PrometheusError(
+                _hidden(message + remedy, credentials),
+                final=not self._session.of_query,
+                has_remedy=bool(remedy),
             ) from None
         except (
             requests.RequestException,
@@ -117,10 +125,13 @@ class Prometheus:
             OSError,
             ValueError,
         ) as error:
-            raise PrometheusError(_hidden(self._failed(error), credentials), final=True) from None
+            message, remedy = self._failed(error)
+            raise PrometheusError(
+                _hidden(message + remedy, credentials), final=True, has_remedy=bool(remedy)
+            ) from None
         answer = self._session.answer
         if answer is None:
-            raise PrometheusError("did not respond")
+            raise PrometheusError("the server did not respond")
         return answer.envelope()
 
     def close(self) -> None:
@@ -151,40 +162,42 @@ class Prometheus:
     def _late(self) -> str:
         return f"no complete response within {self._connection.timeout_seconds:g} s"
 
-    def _refused(self) -> str:
-        """Describe a response with a status other than 200."""
+    def _refused(self) -> tuple[str, str]:
+        """Return what a status other than 200 means, and the remedy; "" if there are several."""
         answer = self._session.answer
         if answer is None:
-            return "refused"
-        message = f"HTTP {answer.status_code}"
+            return "the server rejected the query", ""
+        message, detail = f"HTTP {answer.status_code}", answer.detail()
         if answer.status_code in (401, 403):
+            shown = f" ({detail})" if detail else ""
             return (
-                f"{message}{answer.detail()}; the credentials are missing or were rejected; "
-                "check bearerTokenFile, basicAuth, tls.certFile and tenant"
+                f"{message}: the credentials are missing or were rejected{shown}",
+                "; check bearerTokenFile, basicAuth, tls.certFile and tenant",
             )
         if 300 <= answer.status_code < 400:
             return (
                 f"{message}: the response redirects to "
-                f"{answer.location or 'another address'}, but redirects are not followed; set "
-                "url to the final address"
+                f"{answer.location or 'another address'}, but redirects are not followed",
+                "; set the connection's url to the final address",
             )
         if answer.status_code == 404:
             return (
-                f"{message}: there is no API at {self._connection.url}/api/v1/query; check "
-                "the path prefix in url"
+                f"{message}: there is no API at {self._connection.url}/api/v1/query",
+                "; check the path prefix in the connection's url",
             )
-        return message + answer.detail()
+        return f"{message}: {detail}" if detail else message, ""
 
-    def _failed(self, error: Exception) -> str:
-        """Describe why there is no response."""
+    def _failed(self, error: Exception) -> tuple[str, str]:
+        """Return why there is no response, and the remedy; "" if there are several."""
         chain = list(_causes(error))
         if _has(chain, ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError):
             return (
-                f"TLS: {_tls_detail(chain)}; check tls.caFile (certificate authority), and "
-                "tls.certFile and tls.keyFile (client certificate)"
+                f"TLS: {_tls_detail(chain)}",
+                "; check tls.caFile (certificate authority), and tls.certFile and tls.keyFile "
+                "(client certificate)",
             )
         if _has(chain, socket.gaierror, urllib3.exceptions.NameResolutionError):
-            return "the host name cannot be resolved"
+            return "the host name cannot be resolved", ""
         system = next(
             (
                 one.strerror
@@ -194,12 +207,12 @@ class Prometheus:
             "",
         )
         if system:
-            return f"the server cannot be reached: {system}"
+            return f"the server cannot be reached: {system}", ""
         if _has(chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
-            return self._late()
+            return self._late(), ""
         if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
-            return "the response ended early"
-        return f"fails: {_short(chain[-1])}"
+            return "the response ended early", ""
+        return f"the query failed: {_short(chain[-1])}", ""
 
 
 def _has(chain: Iterable[BaseException], *kinds: type[BaseException]) -> bool:
@@ -265,6 +278,7 @@ class _Session(requests.Session):
                 "the response is compressed, although no compression was requested; disable"
                 " compression in the proxy in front of Prometheus",
                 final=True,
+                has_remedy=True,
             )
         while block := raw.read1(_BLOCK, decode_content=False):
             data += block
@@ -303,7 +317,7 @@ class _Response:
             or not isinstance(data.get("resultType"), str)
             or not isinstance(data.get("result"), list)
         ):
-            raise PrometheusError("the response contains no result")
+            raise PrometheusError(f"the response contains no result; {_SET_URL}", has_remedy=True)
         return self._document
 
     def envelope(self) -> QueryResult:
@@ -318,25 +332,20 @@ class _Response:
         return QueryResult(data["resultType"], data["result"], texts)
 
     def detail(self) -> str:
-        """Return the error message of the response after a colon, or ""."""
+        """Return the error message of the response, or ""."""
         try:
-            words = _words(_parsed(self.content))
+            return _words(_parsed(self.content))
         except PrometheusError:
-            words = " ".join(self.content[:_TEXT_MAX].decode("utf-8", errors="replace").split())
-        return f": {words}" if words else ""
+            return " ".join(self.content[:_TEXT_MAX].decode("utf-8", errors="replace").split())
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise PrometheusError(
-            "the response is not JSON; set url to the address of a Prometheus server"
-        ) from None
+        raise PrometheusError(f"the response is not JSON; {_SET_URL}", has_remedy=True) from None
     if not isinstance(document, dict):
-        raise PrometheusError(
-            "the response is not a JSON object; set url to the address of a Prometheus server"
-        )
+        raise PrometheusError(f"the response is not a JSON object; {_SET_URL}", has_remedy=True)
     return document
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from triton_pipelines.api.wording import listed
+
 from . import queries
 from .connection import Connection, SeriesLabels
 from .metrics_page import FIELDS
@@ -26,8 +28,11 @@ _NEEDED: Final = sum(1 << index for index, field in enumerate(_ORDER) if field n
 _SHAPE_ERRORS: Final = (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError)
 
 
-class QueryResultError(ValueError):
-    """A result does not have the shape of a Prometheus result."""
+class QueryResultError(Exception):
+    """A result does not have the shape of a Prometheus result; the message includes the remedy."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; set url to the address of a Prometheus server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def counters(
         QueryResultError: The result has another shape.
     """
     if kind != "matrix":
-        raise QueryResultError(f"returned a {kind} instead of raw samples")
+        raise QueryResultError(f"the result is a {kind} instead of raw samples")
     found: dict[PodKey, dict[SeriesKey, list[FoundSeries]]] = {}
     namespace, pod = labels.namespace, labels.pod
     try:
@@ -92,7 +97,7 @@ def counters(
         }
     except _SHAPE_ERRORS as error:
         raise QueryResultError(
-            f"does not have the structure of a Prometheus result ({type(error).__name__})"
+            f"the result has an unexpected structure ({type(error).__name__})"
         ) from None
 
 
@@ -107,9 +112,7 @@ def clock(kind: str, result: Sequence[Any]) -> float:
     except _SHAPE_ERRORS:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
-        raise QueryResultError(
-            "the result has no evaluation time; check that the URL points to a Prometheus server"
-        )
+        raise QueryResultError("the result has no evaluation time")
     return value
 
 
@@ -137,7 +140,7 @@ def figures(
                     one[place] = value
     except _SHAPE_ERRORS as error:
         raise QueryResultError(
-            f"does not have the structure of a Prometheus result ({type(error).__name__})"
+            f"the result has an unexpected structure ({type(error).__name__})"
         ) from None
     return found
 
@@ -156,7 +159,7 @@ def targets(kind: str, result: Sequence[Any], connection: Connection) -> dict[Po
         }
     except _SHAPE_ERRORS as error:
         raise QueryResultError(
-            f"does not have the structure of a Prometheus result ({type(error).__name__})"
+            f"the result has an unexpected structure ({type(error).__name__})"
         ) from None
 
 
@@ -199,7 +202,7 @@ def _gpu(found: Mapping[str, Mapping[PodKey, float]], pod: PodKey) -> float | No
 
 def _vector(kind: str, result: Sequence[Any]) -> Sequence[Any]:
     if kind != "vector":
-        raise QueryResultError(f"returned a {kind} instead of a vector")
+        raise QueryResultError(f"the result is a {kind} instead of a vector")
     return result
 
 
@@ -235,8 +238,8 @@ def _seen(
             if not 0 <= value < math.inf:
                 return PodSeries(
                     problem=(
-                        f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which is "
-                        "not a valid counter value"
+                        f"{_NAMES[index]} of model {model!r} is {str(text)[:20]}, which is "
+                        "not a valid counter value; check which rule or proxy changes this series"
                     )
                 )
             row = rows.setdefault(_time(at), {}).setdefault(model, [0.0] * len(_ORDER))
@@ -255,7 +258,7 @@ def _seen(
 
 def _time(at: Any) -> float:
     if not math.isfinite(at):
-        raise QueryResultError("contains a sample without a timestamp")
+        raise QueryResultError("the result contains a sample without a timestamp")
     return float(at)
 
 
@@ -264,11 +267,11 @@ def _lacking(masks: Mapping[str, int]) -> str:
     for model, mask in sorted(masks.items()):
         missing = [name for index, name in enumerate(_NAMES) if _NEEDED & ~mask & (1 << index)]
         if len(missing) == _NEEDED.bit_count():
-            return f"no series for model {model}; check that it is loaded"
+            return f"no series for model {model!r}; check that the model is loaded"
         if missing:
             return (
-                f"model {model} has no {', '.join(missing)}; check whether a relabeling "
-                "rule or a partial response drops these series"
+                f"model {model!r} has no {listed(missing, 'or')} series; check whether a "
+                "relabeling rule or a partial response drops them"
             )
     return ""
 

@@ -5,9 +5,11 @@ All times follow the server's clock until the sample is created.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
+
+from triton_pipelines.api.wording import listed
 
 from .query_results import rebased
 from .samples import (
@@ -26,6 +28,48 @@ INTERVAL_UNKNOWN: Final = 30.0
 USAGE_SECONDS_MAX: Final = 300.0
 # Smaller differences between clocks are ignored.
 SKEW_SECONDS: Final = 1.0
+
+# What to check, in order, by what is known about the target. A query follows.
+_CHECKS_TARGET: Final = (
+    "(1) there is a PodMonitor (from spec.observability.podMonitor or the chart), (2) Prometheus "
+    "selects it (by labels and namespace), and (3) series arrive with these labels"
+)
+_CHECKS_DOWN: Final = (
+    "(1) Prometheus can reach port 8002 of the pod (NetworkPolicy), (2) server.args do not "
+    "disable --allow-metrics, and (3) series arrive with these labels"
+)
+_CHECKS_UP: Final = {
+    MetricsProblem.MISSING: (
+        "(1) the pod's models are loaded, (2) relabeling rules drop no series, and (3) series "
+        "arrive with these labels"
+    ),
+    MetricsProblem.STALE: (
+        "(1) Prometheus is not falling behind, (2) Prometheus was not restarted, and (3) new "
+        "samples arrive for this query"
+    ),
+}
+_CHECKS: Final = {
+    MetricsProblem.MISSING: (
+        "(1) there is a PodMonitor (from spec.observability.podMonitor or the chart), (2) "
+        "Prometheus selects it (by labels and namespace), (3) the target is up, and (4) series "
+        "arrive with these labels"
+    ),
+    MetricsProblem.STALE: (
+        "(1) the target is up, (2) Prometheus is not falling behind and was not restarted, and (3) "
+        "new samples arrive for this query"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _PodProblem:
+    """Why a pod is not trusted."""
+
+    kind: MetricsProblem
+    why: str
+    """The cause, with its remedy if there is only one."""
+    checks: str = ""
+    """What to check, in order, if there are several possible causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +121,7 @@ def assess_sample(
         )
     interval = histories.interval(keys, seen.interval)
     good: dict[str, PodHistory] = {}
-    bad: dict[str, tuple[MetricsProblem, str]] = {}
+    bad: dict[str, _PodProblem] = {}
     for key in keys:
         wrong = _wrong(key, expected, histories, seen, interval)
         if wrong is None:
@@ -88,13 +132,8 @@ def assess_sample(
         return _failure(bad, len(keys), source, query())
     notes = list(seen.general_notes)
     if bad:
-        pod, (_, why) = next(iter(sorted(bad.items())))
-        who = (
-            f"pod {pod} has"
-            if len(bad) == 1
-            else f"{len(bad)} of {len(keys)} pods, such as pod {pod}, have"
-        )
-        notes.append(f"{who} no usable samples: {why}")
+        pod = min(bad)
+        notes.append(f"{of_pods(pod, len(bad), len(keys))} no usable samples: {bad[pod].why}")
     notes += sorted(
         {
             f"pod {pod}: {seen.notes[expected.namespace, pod]}"
@@ -114,55 +153,58 @@ def _wrong(
     histories: ScrapeHistories,
     seen: CollectionEvidence,
     interval: float,
-) -> tuple[MetricsProblem, str] | None:
+) -> _PodProblem | None:
     """Return why a pod is not trusted; ``None`` if it is."""
     if problem := seen.problems.get(key):
-        return MetricsProblem.PARTIAL, problem
+        return _PodProblem(MetricsProblem.PARTIAL, problem)
     if key in seen.ahead:
-        return (
+        return _PodProblem(
             MetricsProblem.STALE,
-            (
-                "the time of the newest scrape is in the future; synchronize the clocks of "
-                "Prometheus and its stores"
-            ),
+            "the time of the newest scrape is in the future; synchronize the clocks of "
+            "Prometheus and its stores",
         )
     scrapes = histories.scrapes(key)
     if not scrapes:
-        return MetricsProblem.MISSING, f"no series{_target(key, seen)}"
+        return _with_target(MetricsProblem.MISSING, "no series", key, seen)
     limit = FRESH_INTERVALS * interval
     age = seen.now - scrapes[-1].at
     if age > limit:
-        return (
-            MetricsProblem.STALE,
-            (
-                f"the newest scrape is more than {limit:.0f} s old "
-                f"({FRESH_INTERVALS:g} scrape intervals){_target(key, seen)}"
-            ),
+        why = (
+            f"the newest scrape is more than {limit:.0f} s old "
+            f"({FRESH_INTERVALS:g} scrape intervals)"
         )
+        return _with_target(MetricsProblem.STALE, why, key, seen)
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
-        return (
-            MetricsProblem.PARTIAL,
-            f"no series for model {', '.join(lacking)}; check that it is loaded",
-        )
+        return _PodProblem(MetricsProblem.PARTIAL, no_series(lacking))
     return None
 
 
-def _target(key: PodKey, seen: CollectionEvidence) -> str:
+def no_series(models: Sequence[str]) -> str:
+    """Return the problem of a pod that has no series for some of its models."""
+    if len(models) == 1:
+        return f"no series for model {models[0]!r}; check that the model is loaded"
+    named = listed([repr(one) for one in models])
+    return f"no series for models {named}; check that the models are loaded"
+
+
+def of_pods(pod: str, bad: int, pods: int) -> str:
+    """Return the subject and the verb for the problem of ``bad`` of the ``pods``, such as a pod."""
+    return f"pod {pod} has" if bad == 1 else f"{bad} of {pods} pods, such as pod {pod}, have"
+
+
+def _with_target(
+    kind: MetricsProblem, why: str, key: PodKey, seen: CollectionEvidence
+) -> _PodProblem:
+    """Return the problem of a pod with the state of its target and what to check in that state."""
     if seen.up is None:
-        return ""
+        return _PodProblem(kind, why, _CHECKS[kind])
     if key not in seen.up:
-        return (
-            "; Prometheus has no such target (the PodMonitor is missing or not selected, or the"
-            " labels differ)"
+        return _PodProblem(kind, f"{why}, because Prometheus has no such target", _CHECKS_TARGET)
+    if not seen.up[key]:
+        return _PodProblem(
+            kind, f"{why}, because Prometheus cannot scrape the target (up is 0)", _CHECKS_DOWN
         )
-    return (
-        ", although the target is up"
-        if seen.up[key]
-        else (
-            "; Prometheus cannot scrape the target (up is 0); check that it can reach port 8002"
-            " (NetworkPolicy, --allow-metrics)"
-        )
-    )
+    return _PodProblem(kind, f"{why}, although the target is up", _CHECKS_UP[kind])
 
 
 def _history(key: PodKey, histories: ScrapeHistories, seen: CollectionEvidence) -> PodHistory:
@@ -180,30 +222,13 @@ def _history(key: PodKey, histories: ScrapeHistories, seen: CollectionEvidence) 
     )
 
 
-def _failure(
-    bad: Mapping[str, tuple[MetricsProblem, str]], pods: int, source: str, query: str
-) -> MetricsFailure:
-    problems = {problem for problem, _ in bad.values()}
-    problem = problems.pop() if len(problems) == 1 else MetricsProblem.PARTIAL
-    pod, (_, why) = next(iter(sorted(bad.items())))
+def _failure(bad: Mapping[str, _PodProblem], pods: int, source: str, query: str) -> MetricsFailure:
+    kinds = {one.kind for one in bad.values()}
+    kind = kinds.pop() if len(kinds) == 1 else MetricsProblem.PARTIAL
+    pod = min(bad)
+    why, checks = bad[pod].why, bad[pod].checks
     of = f"pod {pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as pod {pod}"
-    checks = {
-        MetricsProblem.MISSING: (
-            "(1) there is a PodMonitor (from spec.observability.podMonitor or the chart), (2) "
-            "Prometheus selects it (by labels and namespace) and the target is up, and (3) "
-            "series arrive with these labels"
-        ),
-        MetricsProblem.STALE: (
-            "(1) the target is still up, (2) Prometheus is not falling behind and was not "
-            "restarted, and (3) new samples arrive for this query"
-        ),
-        MetricsProblem.PARTIAL: (
-            "(1) all models are loaded, (2) relabeling rules drop no series, and (3) "
-            "series arrive once for each pod and model"
-        ),
-    }
+    remedy = f"Check that {checks}" if checks else "To see the series, run this query in Prometheus"
     return MetricsFailure(
-        problem,
-        f"{source} has no usable samples for {of}: {why}. Check that {checks[problem]}: {query}",
-        source,
+        kind, f"{source} has no usable samples for {of}: {why}. {remedy}: {query}", source
     )

@@ -32,21 +32,31 @@ def read_secret(name: str, path: Path, *, blanks: bool = False) -> str:
         with path.open("rb") as handle:
             data = handle.read(SECRET_BYTES_MAX + 1)
     except OSError as error:
-        raise SecretFileError(f"{name}: {path} cannot be read: {error.strerror}") from None
+        raise _unreadable(name, path, error) from None
     if len(data) > SECRET_BYTES_MAX:
-        raise SecretFileError(f"{name}: {path} is longer than {SECRET_BYTES_MAX} bytes")
+        raise SecretFileError(
+            f"{name}: {path} is longer than {SECRET_BYTES_MAX} bytes; store only the secret in it"
+        )
     try:
         text = data.decode("utf-8").strip("\r\n") if blanks else data.decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise SecretFileError(f"{name}: {path} is not valid UTF-8 text") from None
+        raise SecretFileError(
+            f"{name}: {path} is not valid UTF-8; save the file in UTF-8"
+        ) from None
     if not text:
-        raise SecretFileError(f"{name}: {path} is empty")
+        raise SecretFileError(f"{name}: {path} is empty; store the secret in it")
     if not blanks and not SENDABLE.fullmatch(text):
         raise SecretFileError(
             f"{name}: {path} contains characters that are not allowed in a header (spaces, "
-            "line breaks or non-ASCII characters)"
+            "line breaks or non-ASCII characters); store only the secret in it"
         )
     return text
+
+
+def _unreadable(name: str, path: Path, error: OSError) -> SecretFileError:
+    return SecretFileError(
+        f"{name}: {path} cannot be read ({error.strerror}); check the path and its permissions"
+    )
 
 
 def file_stamp(name: str, path: Path) -> tuple[str, int, int]:
@@ -58,5 +68,5 @@ def file_stamp(name: str, path: Path) -> tuple[str, int, int]:
     try:
         state = path.stat()
     except OSError as error:
-        raise SecretFileError(f"{name}: {path} cannot be read: {error.strerror}") from None
+        raise _unreadable(name, path, error) from None
     return str(path), state.st_mtime_ns, state.st_size

@@ -54,7 +54,11 @@ def series_of_one_target(
     names = _differing_labels(live)
     if not names:
         if any(len(several) > 1 for several in live.values()):
-            return {}, "", "the same series occurs twice"
+            return (
+                {},
+                "",
+                "the same series occurs twice; check whether a proxy merges several responses",
+            )
         return live, "", ""
     targets = _by_labels(live, names)
     values = "; ".join(

@@ -147,10 +147,11 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         return f"no example request can be generated for {', '.join(other)}"
     if not graph.required_inputs:
         return "the pipeline has no required input"
-    stateful = [step.name for step in graph.models if step.sequences is not None]
+    stateful = [repr(step.name) for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
-            f"{listed(stateful)} {'uses' if len(stateful) == 1 else 'use'} sequence batching, "
+            f"{'step' if len(stateful) == 1 else 'steps'} {listed(stateful)} "
+            f"{'uses' if len(stateful) == 1 else 'use'} sequence batching, "
             "and a test inference would occupy a sequence slot"
         )
     return ""
@@ -189,7 +190,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             yield Finding(
                 f"{path}.name",
                 f"{example.name!r} is not an input of the pipeline;"
-                f" it has {', '.join(public) or 'none'}",
+                f" use one of its inputs: {', '.join(public) or 'none'}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
         else:

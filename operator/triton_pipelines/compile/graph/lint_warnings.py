@@ -211,17 +211,21 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not server.gpu.products:
         yield warning(
             "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model that it was built for; list that "
-            "product so that pods run only on such GPUs",
+            "a TensorRT plan runs only on the GPU product for which it was built; list that "
+            "product, so that pods are scheduled only on nodes with such GPUs",
             code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
     if server.image is None:
         yield warning(
             "spec.server.image",
-            "a TensorRT plan runs only with the TensorRT version that it was built with; "
-            "pin the image",
+            "a TensorRT plan runs only with the TensorRT version with which it was built; set "
+            "this field to an image that contains that version",
             code=FindingCode.PLAN_NEEDS_IMAGE,
         )
+
+
+def _keeping(steps: list[str]) -> str:
+    return f"{listed(steps)} {'keeps' if len(steps) == 1 else 'keep'}"
 
 
 def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -229,14 +233,14 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if stateful and pipeline.spec.replicas > 1:
         yield warning(
             "spec.replicas",
-            f"{', '.join(stateful)} keeps each sequence in one pod. Clients are assigned to "
+            f"{_keeping(stateful)} each sequence in one pod. Clients are assigned to "
             "pods by IP address, and a sequence is lost when its pod terminates",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
     if stateful and pipeline.spec.server.service.headless is Switch.ENABLED:
         yield warning(
             "spec.server.service.headless",
-            f"{', '.join(stateful)} keeps each sequence in one pod. Clients that distribute "
+            f"{_keeping(stateful)} each sequence in one pod. Clients that distribute "
             "requests over multiple pods lose their sequences; use the Service with a "
             "cluster IP",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,

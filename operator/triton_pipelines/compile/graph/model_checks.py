@@ -11,6 +11,7 @@ from triton_pipelines.api.python import Runner
 from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import counted
 
 from .defaults import ENVIRONMENT_PARAMETER, STRATEGY_PARAMETER
 from .fetches import names_file
@@ -69,8 +70,8 @@ def _placement(fields: StepFields, step: Step, pipeline: InferencePipeline) -> I
             if gpu.claim_template is None and not no_gpu and index >= gpu.count:
                 yield Finding(
                     f"{path}.gpus",
-                    f"GPU {index} does not exist; a pod has {gpu.count} GPUs, counted from "
-                    "0; raise server.gpu.count",
+                    f"GPU {index} does not exist, because a pod has only "
+                    f"{counted(gpu.count, 'GPU')}, counted from 0; raise server.gpu.count",
                     code=FindingCode.GPU_UNAVAILABLE,
                 )
     if fields.instances.ranged and pipeline.spec.server.auto_complete is Switch.ENABLED:

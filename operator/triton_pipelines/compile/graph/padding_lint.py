@@ -112,6 +112,7 @@ def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 entries[0].path,
                 f"the {shape} of {listed([str(entry.source) for entry in entries])} {vary} between "
                 f"requests, but {step.backend} batches only requests of the same shape, so "
-                f"few requests share a batch; declare a fixed shape in {name}",
+                f"few requests share a batch; return a fixed shape from step {name!r}, and declare "
+                f"it in the step's outputs",
                 code=FindingCode.SHAPES_PREVENT_BATCHING,
             )

@@ -78,7 +78,7 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
             if given.name not in names:
                 yield Finding(
                     f"{path}.inputs[{place}].name",
-                    f"step '{declared.step}' has no input {given.name!r}; its inputs are "
+                    f"step '{declared.step}' has no input {given.name!r}; use one of its inputs: "
                     f"{', '.join(names)}{did_you_mean(given.name, names)}",
                     code=FindingCode.UNKNOWN_TENSOR,
                 )

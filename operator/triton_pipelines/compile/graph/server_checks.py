@@ -59,7 +59,7 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
             "spec.ensemble.maxInflightRequests",
-            "the field requires Triton 25.11 or later, but server.version is "
+            "the field requires Triton 25.11 or later, but the server is Triton "
             f"{_spelled(version)}; remove the field, or use a newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
@@ -152,8 +152,8 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
         elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
             yield Finding(
                 path,
-                f"{flag} requires Triton {_spelled(since)} or later, but server.version is"
-                f" {_spelled(version)}, and Triton exits on unknown flags; remove the flag, or use"
+                f"{flag} requires Triton {_spelled(since)} or later, but the server is Triton"
+                f" {_spelled(version)}, which exits on unknown flags; remove the flag, or use"
                 " a newer image",
                 code=FindingCode.UNSUPPORTED_RELEASE,
             )

@@ -185,7 +185,8 @@ def _check_image(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
 def _revision_twice(path: str, in_uri: str, what: str) -> Finding:
     return Finding(
         f"{path}.revision",
-        f"the URI already contains {in_uri}; specify the {what} in the URI or in the field",
+        f"the URI already contains {in_uri}; specify the {what} only once, in the URI or "
+        "in this field",
         code=FindingCode.FIELD_COMBINATION,
     )
 

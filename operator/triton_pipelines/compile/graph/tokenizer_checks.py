@@ -10,6 +10,7 @@ from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.tensors import INTEGER_TYPES, TokenTensor
 from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import counted
 
 from .defaults import DEFAULT_MAX_LENGTH, USUAL_NAMES
 from .effective_padding import PaddingChoice
@@ -150,8 +151,8 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for path, why in graph.padding.fixed_length.items():
         yield Finding(
             "spec.tokenizer.padding",
-            f"Ragged requires steps that accept requests of any length, but {path} does not"
-            f" ({why}); use Fixed, Bucketed or Auto",
+            f"Ragged requires steps that accept requests of any length, but {path} does not: {why};"
+            " set the field to Fixed, Bucketed or Auto",
             code=FindingCode.PADDING_UNSUPPORTED,
         )
 
@@ -188,8 +189,9 @@ def _unknown_profiles(step: Step) -> Iterator[Finding]:
         if count and int(name) >= count:
             yield Finding(
                 path,
-                f"profile {name} does not exist; {step.path}.lengths.profiles has {count}"
-                f" profile{'' if count == 1 else 's'}, counted from 0",
+                f"profile {name} does not exist, because {step.path}.lengths.profiles has only "
+                f"{counted(count, 'profile')}; use "
+                + ("0" if count == 1 else f"a number from 0 to {count - 1}"),
                 code=FindingCode.UNKNOWN_PROFILE,
             )
 

@@ -112,7 +112,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         )
         yield Finding(
             entry.path,
-            f"{owner} has no {what} {entry.source.tensor!r}; {_has(graph, entry.source)}",
+            f"{owner} has no {what} {entry.source.tensor!r}{_has(graph, entry.source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
@@ -136,14 +136,15 @@ def _make_both_alike(step: Step) -> str:
 
 
 def _has(graph: Graph, reference: Reference) -> str:
-    """Return the tensors that the named step, or the pipeline, has, as text."""
+    """Return which tensors the named step, or the pipeline, has instead, to follow other text."""
     step = graph.step(reference.step)
     tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
     names = [tensor.name for tensor in tensors]
     if not names:
-        return "it has none"
+        return "; it has none"
     similar = did_you_mean(reference.tensor, names, before=f"{reference.step}.")
-    return f"it has {', '.join(names)}{similar}"
+    kind = "inputs" if step is None else "outputs"
+    return f"; use one of its {kind}: {', '.join(names)}{similar}"
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
@@ -337,6 +338,6 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
     elif graph.resolve(source) is None:
         yield Finding(
             output.path,
-            f"step {source.step!r} has no output {source.tensor!r}; {_has(graph, source)}",
+            f"step {source.step!r} has no output {source.tensor!r}{_has(graph, source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )

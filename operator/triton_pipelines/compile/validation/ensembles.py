@@ -134,8 +134,8 @@ class _Ensemble:
                     self.findings.add(
                         f"{path}.model_name",
                         RuleId.STEP_MODEL,
-                        f"model {step.model_name!r} does not exist; the repository has"
-                        f" {listed(sorted(set(self.configs) - {self.name}))}",
+                        f"model {step.model_name!r} does not exist; use one of the "
+                        f"repository's models: {listed(sorted(set(self.configs) - {self.name}))}",
                     )
                 continue
             self._version(step, path, model)
@@ -208,7 +208,8 @@ class _Ensemble:
             self.findings.add(
                 keyed(f"{path}.{side}_map", key),
                 RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no {side} {key!r}; it has {listed(sorted(names))}",
+                f"model {step.model_name!r} has no {side} {key!r}; use one of its {side}s: "
+                f"{listed(sorted(names))}",
             )
 
     def _use(self, step: Any, side: str, tensor: Any, model: Any) -> _Use:

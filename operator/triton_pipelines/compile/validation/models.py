@@ -130,14 +130,15 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
             findings.add(
                 "runtime",
                 RuleId.RUNTIME,
-                f"backend {backend!r} of the server has no {runtime!r}; it has"
-                f" {listed(sorted(files))}",
+                f"backend {backend!r} of the server has no {runtime!r}; use one of its files: "
+                f"{listed(sorted(files))}",
             )
         else:
             findings.add(
                 "backend",
                 RuleId.BACKEND_UNKNOWN,
-                f"the server has no backend {backend!r}; it has {listed(sorted(facts.backends))}",
+                f"the server has no backend {backend!r}; use one of its backends: "
+                f"{listed(sorted(facts.backends))}",
             )
 
 
@@ -171,8 +172,8 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            f"none of the versions {listed(policy.specific.versions)} exists; the model's "
-            f"version directories are {listed(sorted(present))}",
+            f"none of the versions {listed(policy.specific.versions)} exists; use one of the "
+            f"model's version directories: {listed(sorted(present))}",
         )
 
 
@@ -309,8 +310,8 @@ def _agents(config: Any, facts: ServerFacts, findings: ViolationCollector) -> No
             findings.add(
                 path,
                 RuleId.REPOSITORY_AGENT,
-                f"the server has no repository agent {agent.name!r}; it has"
-                f" {listed(sorted(facts.agents))}",
+                f"the server has no repository agent {agent.name!r}; use one of "
+                f"its agents: {listed(sorted(facts.agents))}",
             )
 
 

@@ -196,7 +196,8 @@ def _batch_io(config: Any, findings: ViolationCollector) -> None:
                 findings.add(
                     spot,
                     RuleId.BATCH_OUTPUT,
-                    f"the model has no output {target!r}; it has {listed(outputs)}",
+                    f"the model has no output {target!r}; use one of its outputs: "
+                    f"{listed(outputs)}",
                 )
             elif target in batch.target_name[:place]:
                 findings.add(
@@ -221,5 +222,5 @@ def _sources(
             findings.add(
                 f"{path}.source_input[{index}]",
                 rule,
-                f"the model has no input {source!r}; it has {listed(inputs)}",
+                f"the model has no input {source!r}; use one of its inputs: {listed(inputs)}",
             )

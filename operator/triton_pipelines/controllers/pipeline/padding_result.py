@@ -109,7 +109,7 @@ def _reported(
     else:
         reported = {key: value for key, value in result.items() if key != "patch"}
     if named is not None:
-        when = "once the spec contains that patch" if rest else "for this spec from now on"
+        when = "once the patch in status.tuning is applied" if rest else "for this spec from now on"
         room = (
             1024
             - len(" It was measured with padding , which Auto uses .")

@@ -52,7 +52,8 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    "in releases before 25.07, a request for the classification of a text output crashes the server"
+    ". Triton releases before 25.07 crash in this way on a request for the classification of a "
+    "text output; use release 25.07 or later"
 )
 
 
@@ -169,7 +170,7 @@ def _offered(nodes: Sequence[Object] | None, resource: str) -> str:
                 f"{amount} on node {node['metadata']['name']}{f' ({product})' if product else ''}"
             )
     if not offers:
-        return f"none of the {len(nodes)} nodes provides {resource}; "
+        return f"no node provides {resource}; "
     shown = ", ".join(offers[:5]) + (f" and {len(offers) - 5} more" if len(offers) > 5 else "")
     return f"available: {shown}; "
 
@@ -294,7 +295,7 @@ def _exit_code(code: object) -> str:
 
 def _known_cause(code: object) -> str:
     """Return what is known to cause an exit code, to follow other text; empty if nothing is."""
-    return f"; {_CLASSIFICATION}" if _signal(code) is signal.SIGFPE else ""
+    return _CLASSIFICATION if _signal(code) is signal.SIGFPE else ""
 
 
 def _signal(code: object) -> signal.Signals | None:

@@ -78,11 +78,11 @@ _EXPLANATIONS: Final[Mapping[RejectionCause, tuple[str, str]]] = {
     ),
     RejectionCause.ADMISSION: (
         "an admission policy or the API server rejects the change",
-        "fix the reported problem",
+        "adjust the policy, or omit spec.scaling.cpuResize",
     ),
     RejectionCause.INVALID: (
         "the API server rejects the change as invalid",
-        "fix the reported problem, or omit spec.scaling.cpuResize",
+        "adjust the pod's resources, or omit spec.scaling.cpuResize",
     ),
     RejectionCause.ABSENT: (
         "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later",

@@ -44,7 +44,7 @@ class ServerCertificate:
         place = f"{PATH}: Secret {self.secret}: tls.crt"
         if now >= self.not_after:
             return (
-                f"{place} expired at {rfc3339(self.not_after)}, so clients reject the pods; "
+                f"{place} expired at {rfc3339(self.not_after)}, so clients reject it; "
                 "renew the certificate"
             )
         if now < self.not_before:

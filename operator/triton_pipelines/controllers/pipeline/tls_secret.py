@@ -101,9 +101,9 @@ class TlsSecrets:
             return _Reading(now, "", None, problem)
         except Forbidden:
             problem = (
-                f"{place} cannot be read by the operator in namespace {namespace}; add the "
-                "Secret to rbac.tlsSecrets in the chart, or create a Role that grants get "
-                "on this Secret"
+                f"{PATH}: the operator is not allowed to read Secret {name} in namespace "
+                f"{namespace}; add the Secret to rbac.tlsSecrets in the chart, or bind the "
+                "operator's service account to a Role that grants get on this Secret"
             )
             return _Reading(now, "", None, problem)
         version = str(secret["metadata"].get("resourceVersion") or "")

@@ -169,7 +169,8 @@ class HubSource:
         match error:
             case HFValidationError():
                 return SourceError(
-                    f"{self._repo!r} is not a valid repository name; use hf://org/name ({error})"
+                    f"{self._repo!r} is not a valid repository name ({str(error).rstrip('.')}); "
+                    "use a URI such as hf://org/name"
                 )
             case GatedRepoError():
                 return SourceError(

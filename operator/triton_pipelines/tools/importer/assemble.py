@@ -11,6 +11,7 @@ from typing import Any
 
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.v1alpha1 import NAME_MAX
+from triton_pipelines.api.wording import counted
 from triton_pipelines.compile.graph.defaults import (
     MODEL,
     POSTPROCESS,
@@ -81,8 +82,12 @@ def import_models(
     if selection.unused:
         report.info(
             selection.entry.origin,
-            "models that are not part of this pipeline were omitted: "
-            f"{', '.join(selection.unused)}",
+            counted(
+                len(selection.unused),
+                "model that is not part of this pipeline was omitted: ",
+                "models that are not part of this pipeline were omitted: ",
+            )
+            + ", ".join(selection.unused),
         )
     _add_server(draft, selection)
     if image is not None:
@@ -179,7 +184,7 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         model.config.dynamic_batching.preferred_batch_size.extend(sizes)
     report.changed(
         where,
-        f"{why}, so the settings were moved to the steps without batching: "
+        f"{why}, so the settings were moved to each step that had no batching settings: "
         f"{', '.join(model.name for model in without)}",
     )
 

@@ -150,7 +150,7 @@ def _check_token_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
             raise MissingInformationError(
                 f"{given.graph_name}: input {tensor.name!r} has shape {_shown(tensor)}, but "
                 "a tokenizer produces shape [batch, sequence]; export the input with that "
-                "shape, or rename the input"
+                "shape, or rename the input if it does not hold tokens"
             )
         if tensor.data_type not in ("INT64", "INT32"):
             raise MissingInformationError(
@@ -168,7 +168,7 @@ def _check_token_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
         inputs = ", ".join(tensor.name for tensor in given.graph.inputs)
         raise MissingInformationError(
             f"--pair: {given.graph_name} reads no tokens ({inputs}),"
-            " so there is no tokenizer for two texts"
+            " so there is no tokenizer for two texts; omit --pair"
         )
 
 
@@ -185,7 +185,8 @@ def _shape(given: DraftInputs, tokens: list[FileTensor]) -> _GraphShape:
     if len(fixed) > 1:
         raise MissingInformationError(
             f"{given.graph_name}: the token inputs have different fixed lengths "
-            f"({', '.join(sorted(map(str, fixed)))}); export the model with one length"
+            f"({', '.join(sorted(map(str, fixed)))}); export the "
+            "model with the same length for all token inputs"
         )
     length = next(iter(fixed), None)
     return _GraphShape(batched, length if isinstance(length, int) else None)

@@ -101,8 +101,8 @@ def _check_left_out(repository: ModelRepository, without: Collection[str]) -> No
         name for name in without if name not in (*repository.names, *repository.left_out)
     ]:
         raise ModelRepositoryError(
-            f"--without: the repository has no model {', '.join(map(repr, unknown))}; its "
-            f"models are {_listed({*repository.names, *repository.left_out})}"
+            f"--without: the repository has no model {', '.join(map(repr, unknown))}; use "
+            f"one of its models: {_listed({*repository.names, *repository.left_out})}"
         )
 
 
@@ -192,7 +192,7 @@ def _steps_of(
         if name not in models:
             raise ModelRepositoryError(
                 f"{entry.origin}: ensemble_scheduling: the repository has no model "
-                f"{name!r}; its models are {_listed(repository.names)}"
+                f"{name!r}; use one of its models: {_listed(repository.names)}"
             )
     versions: dict[str, int] = {}
     for step in entry.config.ensemble_scheduling.step:
@@ -265,7 +265,8 @@ def _named_entry(
         _raise_broken(repository, [repository.broken[name]])
     if name not in models:
         raise ModelRepositoryError(
-            f"--ensemble: the repository has no model {name!r}; its models are {_listed(models)}"
+            f"--ensemble: the repository has no model {name!r}; use one of its models: "
+            f"{_listed(models)}"
         )
     return models[name]
 

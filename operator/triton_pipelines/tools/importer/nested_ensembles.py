@@ -53,8 +53,8 @@ def flatten(entry: RepositoryModel, models: Mapping[str, RepositoryModel]) -> Fl
     notes = [
         ImportNote(
             f"{entry.origin}: ensemble_scheduling",
-            f"step {name!r} is an ensemble, but a pipeline has only one ensemble, so its steps "
-            f"are now steps of {entry.name}, and clients can no longer call {name} by its name",
+            f"step {name!r} is an ensemble, but a pipeline has only one ensemble, so the steps of "
+            f"{name!r} are now steps of {entry.name!r}, and clients can no longer call {name!r}",
             NoteSeverity.CHANGED,
         )
         for name in within

@@ -125,7 +125,8 @@ def describe(
         if not fitting:
             plan.problem = (
                 f"--postprocess {postprocess} requires an output of shape [batch, sequence, "
-                f"width]; available outputs: {_listed(usable)}"
+                f"width], but the file has only {_listed(usable)}; use another --postprocess, or "
+                "export the model with such an output"
             )
             return plan
         plan.outputs = [chosen if chosen in fitting else fitting[0]]
@@ -133,7 +134,7 @@ def describe(
     if labels and plan.postprocess.get("type") not in CLASSIFIERS and not plan.problem:
         plan.problem = (
             f"--labels: no output is known to contain class scores ({_listed(usable)}); if "
-            "one does, set --postprocess Softmax or Sigmoid"
+            "an output does, set --postprocess Softmax or Sigmoid"
         )
     return plan
 
@@ -151,7 +152,7 @@ def _start_plan(graph: OnnxFile, usable: Sequence[ServedOutput]) -> OutputPlan:
     if not usable:
         plan.problem = (
             "no output has both a shape and a type that Triton supports (outputs: "
-            f"{', '.join(unsupported) or 'none'}); export the model with shapes"
+            f"{', '.join(unsupported) or 'none'}); export the model with such an output"
         )
     return plan
 

@@ -311,7 +311,7 @@ def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
         instances["kind"] = "CPU"
         files.report.changed(
             f"{model.origin}: instance_group",
-            "kind is missing, so Triton would run a tokenizer on every GPU; KIND_CPU is used "
+            "kind is missing, so Triton would run the tokenizer on every GPU; KIND_CPU is used "
             "instead",
             path,
         )

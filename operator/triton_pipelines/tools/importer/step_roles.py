@@ -40,7 +40,7 @@ def make_required(
             item.optional = False
             report.changed(
                 f"{ensemble.origin}: input[{index}].optional",
-                f"removed, because model {model!r} requires input {name!r}, so a request "
+                f"removed, because model {model!r} requires input {name!r} and a request "
                 f"without {item.name} would fail",
                 "spec.ensemble.inputs",
             )

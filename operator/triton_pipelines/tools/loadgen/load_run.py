@@ -316,7 +316,7 @@ class LoadRun:
         if self._early_end.done() and not self._overloaded:
             raise LoadGeneratorError(
                 f"a run can have at most {MAX_REQUESTS} requests, because all request times "
-                "are kept in memory; shorten --duration"
+                "are kept in memory; use a shorter --duration"
             )
         if self._early_end.done():
             return False

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from triton_pipelines.api.wording import counted
 from triton_pipelines.tools.loadgen import Array
 
 from .load_measurement import CARRIED_SHARE, LoadMeasurement
@@ -265,8 +266,8 @@ def _verified_rate(
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
         return (
             rate,
-            f"{met}, but the current setting did not exceed the budget at a rate "
-            f"{MIN_GAIN:.0%} lower, so the gain is not verified",
+            f"its gain is not verified: {met}, but at a rate {MIN_GAIN:.0%} lower, the current "
+            "setting did not exceed the budget either",
         )
     if is_unrepeated:
         return rate, f"{met}, but this was not confirmed by a second measurement"
@@ -288,4 +289,5 @@ def _failure(
         else f"no p99 could be computed {at}"
     )
     failed = sum(one.load.faults for one in own)
-    return f"{p99}, and {failed} requests failed" if failed else p99
+    failures = counted(failed, "request", "requests")
+    return f"{p99}, and {failures} failed" if failed else p99

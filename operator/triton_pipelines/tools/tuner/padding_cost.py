@@ -128,7 +128,7 @@ class PaddingRanking:
 
     def _figure(self, one: PaddingCost) -> str:
         batch = f" in batches of {one.batch}" if one.batch < self.rows else ""
-        in_force = " (in force)" if one is self.current else ""
+        in_force = " (current)" if one is self.current else ""
         return f"{one.candidate.padding} {one.seconds * 1e3:.1f} ms{batch}{in_force}"
 
 

@@ -242,10 +242,10 @@ def _nothing_met_message(found: TuningFindings) -> str:
         f"No setting met the SLO of {found.slo * 1000.0:g} ms (latency budget "
         f"{found.latency_budget * 1000.0:g} ms). {_rates(min(rates), max(rates))}, {p99}. "
         f"Keep the current setting ({found.current}): no "
-        "other setting was verified to meet it. Raise spec.slo.p99Milliseconds, or give the "
+        "other setting was verified to meet the SLO. Raise spec.slo.p99Milliseconds, or give the "
         "pod the resources that the advice recommends. If this pipeline serves fewer "
-        "requests/s, measure lower rates with a thorough run (--thorough, spec.tuning.mode: "
-        "Thorough)."
+        "requests/s than were measured, start a thorough run, which measures lower rates "
+        "(--thorough, spec.tuning.mode: Thorough)."
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from triton_pipelines.api.wording import counted
+
 from .acceptance import MIN_ANSWERS, BudgetCheck, SettingMeasurement
 from .prediction import bursty, simulate
 from .report_findings import TuningFindings
@@ -130,7 +132,7 @@ def _accuracy_notes(measured: Sequence[SettingMeasurement], latency_budget: floa
     if fewest is not None and (answers := len(fewest.load.latencies)) < MIN_ANSWERS:
         seconds = math.ceil(fewest.load.seconds * MIN_ANSWERS / answers)
         yield (
-            f"a point has only {answers} responses, which is too few for a p99, so the actual "
+            f"a point has only {counted(answers, 'response')}, too few for a p99, so the actual "
             f"p99 might be higher; use --seconds {seconds} to get enough responses"
         )
 

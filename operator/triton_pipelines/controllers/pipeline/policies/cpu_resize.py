@@ -193,11 +193,11 @@ def _resize_entries(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str
 
 
 def _conflict_message(pipeline: str, others: OtherManagers, change: Resize) -> str:
-    resize, pronoun = ("resize", "them") if others.has_several else ("resizes", "it")
+    resize = "resize" if others.has_several else "resizes"
     return (
         f"cpu: {others.names} repeatedly {resize} the pods of {pipeline}: pod {change.pod} "
         f"has a CPU limit of {change.before[0]}m and a request of {change.before[1]}m "
         f"instead of {change.limit}m and {change.request}m, so the operator no longer "
-        f"changes the CPU. Exclude these pods from {pronoun} (for a VerticalPodAutoscaler, "
-        "set updateMode to Off), or set spec.scaling.cpuResize to Disabled"
+        "changes the CPU. Stop these changes (for a VerticalPodAutoscaler, set updateMode to Off), "
+        "or set spec.scaling.cpuResize to Disabled"
     )

@@ -363,14 +363,14 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so the number of pods changes with every write. Remove replicas from the manifest to "
-        "keep the autoscaler, or remove the autoscaler"
+        "so the number of pods changes with every write. Let only one of them set this field; if "
+        "this is an autoscaler, remove replicas from the manifest"
         if bounds is None
         else "but spec.scaling.pods determines the number of pods, and "
         + counted(number, "pod is kept", "pods are kept")
-        + ". Remove replicas from the manifest, and remove the autoscaler"
+        + ". Remove replicas from every manifest, and remove any autoscaler of this pipeline"
     )
-    return f"{alternating.alternating} overwrite each other's spec.replicas, {follows}"
+    return f"{alternating.alternating} overwrite each other's changes to spec.replicas, {follows}"
 
 
 def _conflict_message(
@@ -382,15 +382,9 @@ def _conflict_message(
         action, how = "sets", " through its scale subresource (an HPA, KEDA or kubectl scale)"
     else:
         action, how = "repeatedly sets", ""
-    target = f"at InferencePipeline {pipeline.name}"
-    remedy = (
-        f"Point the autoscaler {target}, or remove the autoscaler and "
-        if scale and not others.has_several
-        else f"If an autoscaler makes these changes, point it {target}. Otherwise, stop these "
-        "changes and "
-    )
     return (
         f"{others.names} {action} the number of pods of Deployment {pipeline.name} to "
         f"{live} instead of {number}{how}, so the operator no longer changes that number. "
-        f"{remedy}run: kubectl scale deployment {pipeline.name} --replicas={number}"
+        f"Stop these changes (point an autoscaler at InferencePipeline {pipeline.name} instead), "
+        f"and then run: kubectl scale deployment {pipeline.name} --replicas={number}"
     )

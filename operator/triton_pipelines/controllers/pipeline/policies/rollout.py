@@ -289,8 +289,8 @@ def _downtime_text(
         else "there is no room for a second pod"
     )
     return (
-        f"{why}, so the old pod is removed first, and the pipeline serves no requests until "
-        "the new pod is ready"
+        f"{why}, so the old pod is removed before the new pod starts, and the pipeline serves no "
+        "requests until the new pod is ready"
     )
 
 
