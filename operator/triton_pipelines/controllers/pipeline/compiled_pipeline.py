@@ -120,7 +120,7 @@ def compile_parsed(
     options = _pinned(pipeline, inputs, options)
     choice = (
         inputs.choices.get(cost_fingerprint(pipeline, options, inputs.digests))
-        if uses_auto_padding(pipeline.spec.tokenizer)
+        if inputs.choices and uses_auto_padding(pipeline.spec.tokenizer)
         else None
     )
     if choice is None:
