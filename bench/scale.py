@@ -45,6 +45,8 @@ NEW: Final = 10
 IDLE_SECONDS: Final = float(os.environ.get("SCALE_IDLE_SECONDS", "60"))
 """How long the idle operator is measured."""
 SETTLE_SECONDS: Final = 5.0
+# A pipeline has one more iteration after its last write, with its next probe at the latest.
+IDLE_AFTER_SECONDS: Final = 35.0
 # Pods per namespace as in a cluster with many teams.
 PER_NAMESPACE: Final = 50
 DEADLINE_SECONDS: Final = 120.0
@@ -251,13 +253,14 @@ async def _restart(operator: Operator, figures: Figures) -> None:
     operator.restart()
     size = figures.pipelines
     deadline = DEADLINE_SECONDS + size * DEADLINE_PER_PIPELINE
-    await eventually("settled", lambda: operator.is_settled(size), deadline, every=2.0)
+    await eventually("settled", lambda: operator.is_settled(size), deadline, every=0.5)
     figures.restart_seconds = time.monotonic() - begin
     figures.restart_cpu_seconds = operator.cpu_seconds()
     figures.restart_writes = operator.writes()
 
 
 async def _idle(operator: Operator, figures: Figures) -> None:
+    await asyncio.sleep(IDLE_AFTER_SECONDS)
     counted = ("reconciles_total", "api_requests_total")
     counts = operator.totals(*counted)
     cpu = operator.cpu_seconds()

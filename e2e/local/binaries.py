@@ -27,11 +27,14 @@ OLDER_KUBERNETES = ("1.30.14", "1.34.3")
 accepts, and one between it and the pinned version."""
 ETCD_VERSION = "3.6.16"
 HELM_VERSION = "4.3.1"
+CONTAINERD_VERSION = "2.2.9"
+"""The newest minor version that every Go 1.26 builds; later ones need a certain patch release."""
 MINIMUM_GO = (1, 26)
 
 API_SERVER = ("etcd", "kube-apiserver", "kubectl")
 CONTROL_PLANE = (*API_SERVER, "kube-controller-manager", "kube-scheduler")
-NODE = ("kubelet", "kube-proxy", "gpu-device-plugin")
+CONTAINERD = ("containerd", "containerd-shim-runc-v2", "ctr")
+NODE = ("kubelet", "kube-proxy", *CONTAINERD, "gpu-device-plugin")
 
 
 class BinaryError(RuntimeError):
@@ -113,6 +116,12 @@ def _kubernetes(name: str, *version_command: str) -> Binary:
 KUBERNETES = Module("kubernetes", _kubernetes_ldflags(KUBERNETES_VERSION))
 
 
+_CONTAINERD = "github.com/containerd/containerd/v2"
+CONTAINERD_MODULE = Module(
+    "containerd", ("-s", "-w", f"-X {_CONTAINERD}/version.Version={CONTAINERD_VERSION}")
+)
+
+
 def api_server(version: str) -> str:
     """Return the name of the API server's binary of a Kubernetes version such as 1.30.14."""
     minor = version.rpartition(".")[0]
@@ -148,6 +157,7 @@ BINARIES: dict[str, Binary] = {
             ("--version",),
             r"etcd Version: 3\.6\.",
         ),
+        *(Binary(name, CONTAINERD_MODULE, f"{_CONTAINERD}/cmd/{name}") for name in CONTAINERD),
         Binary("helm", Module("helm"), "helm.sh/helm/v4/cmd/helm", ("version", "--short"), r"v4\."),
         Binary("gpu-device-plugin", Module("gpu-device-plugin"), "."),
         Binary("pause", Module("pause"), "."),

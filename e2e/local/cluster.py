@@ -389,7 +389,7 @@ class Cluster:
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [
-            "ctr",
+            str(self.node.binaries / "ctr"),
             "--address",
             str(self.node.containerd_socket),
             "--namespace",

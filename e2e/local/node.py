@@ -79,33 +79,42 @@ def files(spec: NodeSpec) -> Mapping[str, str]:
 
 
 def containerd_config(spec: NodeSpec) -> str:
-    """Return the configuration of containerd, version 2."""
-    cri = '[plugins."io.containerd.grpc.v1.cri"'
+    """Return the configuration of containerd, version 3."""
+    images = '[plugins."io.containerd.cri.v1.images"'
+    cri = '[plugins."io.containerd.cri.v1.runtime"'
     runtime = f"{cri}.containerd.runtimes.runc"
-    return f"""version = 2
+    return f"""version = 3
 root = "{spec.state / "containerd"}"
 state = "/run/containerd"
 
 [grpc]
 address = "{spec.containerd_socket}"
 
+# The default folder belongs to the machine.
+[plugins."io.containerd.internal.v1.opt"]
+path = "{spec.state / "containerd" / "opt"}"
+
+{images}]
+snapshotter = "overlayfs"
+
+{images}.pinned_images]
+sandbox = "{PAUSE_IMAGE}"
+
 {cri}]
-sandbox_image = "{PAUSE_IMAGE}"
 # Without CAP_SYS_RESOURCE runc cannot lower the score and dies.
 restrict_oom_score_adj = true
 disable_apparmor = true
 
-{cri}.containerd]
-snapshotter = "overlayfs"
-
 {runtime}]
 runtime_type = "io.containerd.runc.v2"
+# A package of the machine may have another version of the shim on PATH.
+runtime_path = "{spec.binaries / "containerd-shim-runc-v2"}"
 
 {runtime}.options]
 SystemdCgroup = false
 
 {cri}.cni]
-bin_dir = "{CNI_PLUGINS}"
+bin_dirs = ["{CNI_PLUGINS}"]
 conf_dir = "{spec.state / "etc" / "cni"}"
 """
 
@@ -197,7 +206,10 @@ def kube_proxy_config(spec: NodeSpec) -> dict[str, Any]:
 
 def containerd_command(spec: NodeSpec) -> list[str]:
     """Command line of containerd."""
-    return ["containerd", f"--config={spec.state / 'etc' / 'containerd.toml'}"]
+    return [
+        str(spec.binaries / "containerd"),
+        f"--config={spec.state / 'etc' / 'containerd.toml'}",
+    ]
 
 
 def kubelet_command(spec: NodeSpec) -> list[str]:

@@ -10,8 +10,6 @@ from pathlib import Path
 from e2e.local.progress import step
 
 PROGRAMS = {
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "conntrack": "conntrack",
     "iptables": "iptables",

@@ -126,3 +126,5 @@ class FindingCode(StrEnum):
     TUNING_STALE = "tuning-stale"
     MONITORING_NOT_APPLIED = "monitoring-not-applied"
     """A PodMonitor or PrometheusRule cannot be applied."""
+    OBJECT_CONFLICT = "object-conflict"
+    """Another field manager changes an object of the pipeline again after each correction."""

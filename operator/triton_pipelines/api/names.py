@@ -34,6 +34,8 @@ COMPONENT_CANARY: Final = "tuning-canary"
 COMPONENT_TUNER: Final = "tuner"
 # The Job that runs the loader's checks of a new revision, and its pod.
 COMPONENT_PREFLIGHT: Final = "preflight"
+# The DaemonSet that pulls a pipeline's images onto nodes before its pods start there.
+COMPONENT_PRE_PULL: Final = "pre-pull"
 MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 # On a Deployment: the revision that served before the rollout of the one in its template.
@@ -178,6 +180,11 @@ def tuning_name(pipeline: str, run: str, component: str = COMPONENT_CANARY) -> s
 def preflight_name(pipeline: str, revision: str) -> str:
     """Return the name of a revision's preflight objects (at most 40 + 1 + 10 + 10 characters)."""
     return f"{revision_name(pipeline, revision)}-{COMPONENT_PREFLIGHT}"
+
+
+def pre_pull_name(pipeline: str) -> str:
+    """Return the name of the DaemonSet that pulls images (at most 40 + 9 characters)."""
+    return f"{pipeline}-{COMPONENT_PRE_PULL}"
 
 
 def selector(pipeline: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
-from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec, Resolver
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import PodProber, probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
@@ -102,7 +102,7 @@ def build_parts(services: Services, prober: Prober | None = None) -> OperatorPar
         max_concurrent_rollouts=config.max_concurrent_rollouts,
         enqueue=services.enqueue,
     )
-    latency_monitor, monitoring_objects = _build_monitors(services, handover)
+    latency_monitor, monitoring_objects = _build_monitors(services, handover, reconciler.resolver)
     return OperatorParts(
         handover,
         reconciler,
@@ -115,10 +115,11 @@ def build_parts(services: Services, prober: Prober | None = None) -> OperatorPar
 
 
 def _build_monitors(
-    services: Services, handover: Handover
+    services: Services, handover: Handover, resolver: Resolver
 ) -> tuple[SloLatencyMonitor, MonitoringObjects]:
     """Build what runs next to both controllers."""
-    config, specs = services.config, CurrentSpecs(handover)
+    config = services.config
+    specs = CurrentSpecs(handover, lambda document: resolver.read(document).pipeline)
     latency_monitor = SloLatencyMonitor(
         store=services.store,
         reader=LatencyReader(),

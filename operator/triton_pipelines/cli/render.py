@@ -11,12 +11,14 @@ import typer
 import yaml
 
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.compile.graph import Graph
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RenderError
 from triton_pipelines.compile.render.kserve import kserve_objects
+from triton_pipelines.compile.render.pre_pull import pre_pull_daemon_set, pre_pull_notes
 from triton_pipelines.controllers.pipeline.first_objects import first_objects
 from triton_pipelines.tools.importer import AMBIGUOUS
 
@@ -30,10 +32,11 @@ KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
 
 
 class ManifestFormat(StrEnum):
-    """Who serves the printed objects."""
+    """Which objects are printed."""
 
     OPERATOR = "operator"
     KSERVE = "kserve"
+    PRE_PULL = "pre-pull"
 
 
 @expand_options
@@ -58,8 +61,9 @@ def render_files(
         ManifestFormat,
         typer.Option(
             "--format",
-            help="Objects to print with --manifests: those that the operator creates, or an "
-            "InferenceService that KServe serves without the operator.",
+            help="Objects to print with --manifests: those that the operator creates, an "
+            "InferenceService that KServe serves without the operator (kserve), or a DaemonSet "
+            "that pulls the images onto nodes before pods start there (pre-pull).",
         ),
     ] = ManifestFormat.OPERATOR,
 ) -> None:
@@ -84,15 +88,32 @@ def render_files(
             f"wrote {len(revision.files)} files of revision {revision.name} into {repository}",
             err=True,
         )
-    for_kserve = output_format is ManifestFormat.KSERVE
-    if repository is not None or not (manifests or for_kserve):
+    manifests = manifests or output_format is not ManifestFormat.OPERATOR
+    if repository is not None or not manifests:
         _print_source_files(graph)
-    if manifests or for_kserve:
-        objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
-        _print_manifests(kserve_objects(pipeline, revision, objects) if for_kserve else objects)
+    if manifests:
+        _print_manifests(_objects(pipeline, graph, revision, options, output_format))
     elif repository is None:
         for path, content in revision.files.items():
             typer.echo(f"# {path}\n{content}")
+
+
+def _objects(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    revision: Revision,
+    options: Options,
+    output_format: ManifestFormat,
+) -> list[dict[str, Any]]:
+    """Return the objects of a format."""
+    if output_format is ManifestFormat.PRE_PULL:
+        for note in pre_pull_notes(pipeline, revision.template):
+            typer.echo(note, err=True)
+        return [pre_pull_daemon_set(pipeline, revision.template)]
+    objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
+    if output_format is ManifestFormat.KSERVE:
+        return kserve_objects(pipeline, revision, objects)
+    return objects
 
 
 def _print_manifests(objects: Iterable[dict[str, Any]]) -> None:

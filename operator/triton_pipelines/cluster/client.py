@@ -27,6 +27,7 @@ from triton_pipelines.cluster.transport import (
     APPLY,
     JSON,
     JSON_PATCH,
+    METADATA,
     METADATA_LIST,
     STRATEGIC_MERGE_PATCH,
     ClientOptions,
@@ -108,15 +109,22 @@ class Client:
 
     # --- reading --------------------------------------------------------------------------------
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        """Return one object.
+    async def get(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        metadata_only: bool = False,
+    ) -> Object:
+        """Return one object, or nothing but its metadata.
 
         Raises:
             NotFound: it does not exist.
         """
-        return await self._send(
-            "get", "GET", resource, resource.path(namespace, name), repeatable=True
-        )
+        accept = METADATA if metadata_only else JSON
+        path = resource.path(namespace, name)
+        return await self._send("get", "GET", resource, path, accept=accept, repeatable=True)
 
     async def list(
         self,
@@ -126,6 +134,7 @@ class Client:
         label_selector: str | None = None,
         field_selector: str | None = None,
         metadata_only: bool = False,
+        convert: Callable[[Object], Object] | None = None,
     ) -> ObjectList:
         """Return all objects of a kind with ``apiVersion`` and ``kind``, read in pages.
 
@@ -137,6 +146,7 @@ class Client:
             label_selector: a label selector.
             field_selector: a field selector.
             metadata_only: whether the objects have nothing but their metadata.
+            convert: returns what is kept of an object; each page is converted at once.
         """
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         query = {key: value for key, value in selectors.items() if value}
@@ -148,6 +158,7 @@ class Client:
             query,
             SMALL_PAGE_SIZE if is_small else PAGE_SIZE,
             METADATA_LIST if metadata_only else JSON,
+            convert,
         )
         try:
             return await pages()
@@ -161,6 +172,7 @@ class Client:
         query: Mapping[str, str],
         limit: int,
         accept: str,
+        convert: Callable[[Object], Object] | None,
     ) -> ObjectList:
         items: list[Object] = []
         token = ""
@@ -186,7 +198,7 @@ class Client:
                 # Items of a typed list have neither; all callers rely on both. Those of a list of
                 # metadata have those of the metadata.
                 item["apiVersion"], item["kind"] = resource.api_version, resource.kind
-                items.append(item)
+                items.append(convert(item) if convert is not None else item)
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or ""
             if not token:

@@ -46,6 +46,8 @@ REST_FACTOR: Final = 10.0
 # One worker of so many is not for keys of a namespace that occupies the others: its writes may each
 # take as long as the time-out of a request.
 WORKERS_PER_RESERVED: Final = 4
+# Outdated delayed adds, in addition to one per delayed key, that wait for their time to be dropped.
+_OUTDATED_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,9 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, key))
+        if len(self._heap) > 2 * len(self._due) + _OUTDATED_MAX:
+            self._heap = [(time, other) for other, time in self._due.items()]
+            heapq.heapify(self._heap)
         self._arm()
 
     def forget(self, key: Key) -> None:

@@ -7,7 +7,7 @@ runs for the sake of a spec that was rejected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from triton_pipelines.api import names
@@ -35,6 +35,12 @@ class _SpecVersion:
     """
 
 
+def _parse(document: Object) -> InferencePipeline | None:
+    """Return a pipeline without findings, else ``None``."""
+    pipeline, findings = parse(document)
+    return None if findings else pipeline
+
+
 @dataclass(slots=True)
 class CurrentSpecs:
     """Return effective specs, parsed again only when they change.
@@ -44,6 +50,9 @@ class CurrentSpecs:
 
     handover: Handover
     """Has the effective specs of this process; before the first reconcile only the record does."""
+    parse: Callable[[Object], InferencePipeline | None] = _parse
+    """Returns a pipeline without findings, else ``None``. The operator passes the cache of the
+    pipeline controller, which needs the same specs soon."""
     _known: dict[Key, tuple[_SpecVersion, InferencePipeline | None]] = field(default_factory=dict)
 
     def of(self, store: Store, raw: Object) -> InferencePipeline | None:
@@ -72,7 +81,7 @@ class CurrentSpecs:
         is_deleted = known is not None and known.recorded is not None and recorded is None
         if known == version or is_deleted:
             return last
-        found = _read(raw, live) or last
+        found = self._read(raw, live) or last
         self._known[key] = version, found
         return found
 
@@ -80,14 +89,12 @@ class CurrentSpecs:
         """Forget all other pipelines."""
         self._known = {key: known for key, known in self._known.items() if key in keys}
 
-
-def _read(raw: Object, live: Object | None) -> InferencePipeline | None:
-    """Return the recorded spec, or the present one if this release accepts no recorded one."""
-    for document in _candidates(raw, live):
-        pipeline, findings = parse(document)
-        if pipeline is not None and not findings:
-            return pipeline
-    return None
+    def _read(self, raw: Object, live: Object | None) -> InferencePipeline | None:
+        """Return the recorded spec, or the present one if this release accepts no recorded one."""
+        for document in _candidates(raw, live):
+            if (pipeline := self.parse(document)) is not None:
+                return pipeline
+        return None
 
 
 def _candidates(raw: Object, live: Object | None) -> Iterator[Object]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
@@ -27,8 +28,11 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.controllers.pod_ownership import owned_pods
 from triton_pipelines.controllers.unmanaged import is_unmanaged
+from triton_pipelines.pod_calls import PendingCalls
 
 TICK_SECONDS: Final = 15.0
+# How long (seconds) pages are waited for; those that take longer count in the next tick.
+PATIENCE_SECONDS: Final = 3.0
 # Samples kept per pod: those of the SLO guard's period, and one more.
 _SAMPLES: Final = int(WINDOW_SECONDS // TICK_SECONDS) + 2
 
@@ -39,7 +43,7 @@ KIND: Final = "Latency"
 class PodLatencySource(AbstractAsyncContextManager[Any], Protocol):
     """Reads the latency of one pod."""
 
-    async def read(self, address: str, model: str) -> ModelLatency | str:
+    async def read(self, address: str, model: str, namespace: str) -> ModelLatency | str:
         """Return a model's latency in the pod at ``host:port``, or why it is unknown."""
         ...
 
@@ -80,6 +84,10 @@ class SloLatencyMonitor:
     """Time between two reads of a pod."""
     _pods: dict[Key, dict[str, _PodLatencies]] = field(default_factory=dict)
     _reported: dict[Key, Mapping[str, str]] = field(default_factory=dict)
+    _reads: PendingCalls[tuple[Key, str], ModelLatency | str] = field(
+        default_factory=lambda: PendingCalls(PATIENCE_SECONDS)
+    )
+    """By pipeline and pod uid."""
 
     async def run(self) -> None:
         """Read latencies forever; a failure is reported, and the next tick tries again."""
@@ -92,7 +100,7 @@ class SloLatencyMonitor:
                 await asyncio.sleep(self.tick_seconds)
 
     async def tick(self) -> None:
-        """Read every pod once, concurrently; a failure in one pipeline does not affect others."""
+        """Read every pod once, concurrently; one pipeline does not affect others."""
         pipelines = dict.fromkeys(self.store.pipelines())
         due = []
         for key in pipelines:
@@ -105,10 +113,12 @@ class SloLatencyMonitor:
             self._keep_pods(key, [])
         self.specs.keep(pipelines.keys())
         self.failures.keep(pipelines.keys())
-        latencies = await asyncio.gather(*(self._read(*one) for one in due))
+        calls = {(key, pod.uid): partial(self._read, key, pod, model) for key, pod, model in due}
+        latencies = await self._reads.results(calls)
         at = self.clock().timestamp()
-        for (key, pod, _), latency in zip(due, latencies, strict=True):
-            self._add_sample(key, pod, latency, at)
+        for (key, uid), latency in latencies.items():
+            if not isinstance(latency, BaseException):
+                self._add_sample(key, uid, latency, at)
         for key in {key for key, _, _ in due}:
             try:
                 self._report(key)
@@ -124,7 +134,7 @@ class SloLatencyMonitor:
 
     async def _read(self, key: Key, pod: Pod, model: str) -> ModelLatency | str:
         try:
-            return await self.reader.read(metrics_address(pod), model)
+            return await self.reader.read(metrics_address(pod), model, key[0])
         except Exception as error:
             await self.failures.report(key, KIND, error)
             return "an unexpected error occurred; see the operator's log"
@@ -169,8 +179,8 @@ class SloLatencyMonitor:
             )
         self._publish(key)
 
-    def _add_sample(self, key: Key, pod: Pod, latency: ModelLatency | str, at: float) -> None:
-        known = self._pods.get(key, {}).get(pod.uid)
+    def _add_sample(self, key: Key, uid: str, latency: ModelLatency | str, at: float) -> None:
+        known = self._pods.get(key, {}).get(uid)
         if known is None:
             return
         if isinstance(latency, str):

@@ -56,7 +56,7 @@ class Layout:
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
                 f"{what}: the source contains {PurePosixPath(path).name}, but the operator "
-                f"writes {own} itself; remove or rename the file in the source.",
+                f"writes {own} itself; remove or rename the file in the source",
             )
         for one in paths:
             if (other := self._written.get(one)) is not None or (

@@ -23,7 +23,7 @@ from triton_pipelines.loader.onnx_file import read_onnx
 from triton_pipelines.loader.partial_file import DownloadedFile
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.selection import FIRST, Selection, ignored_finding, select
-from triton_pipelines.loader.sources import join
+from triton_pipelines.loader.sources import OpenedSource, join
 from triton_pipelines.loader.staged_files import StagedFiles, staged
 
 
@@ -55,7 +55,7 @@ class Stager:
                 found = self._file(stage)
             case _:
                 found = self._tree(stage)
-        _copy_external_data(found.files)
+        _copy_linked(found.files)
         return found
 
     def _unpack(self, stage: StagingRequest) -> None:
@@ -184,17 +184,19 @@ class Stager:
 
     def _tokenizer(self, stage: StagingRequest) -> StagedFiles:
         """Stage tokenizer.json, or what it can be built from."""
-        file = stage.source.file
+        file, folder = stage.source.file, PurePosixPath()
+        if file is not None and _is_directory(stage.source, file):
+            folder, file = PurePosixPath(file), None
         if file is not None and PurePosixPath(file).name != tokenizer_files.VOCABULARY:
             return self._tokenizer_file(stage, file)
         if file is not None:
             return self._built_tokenizer(stage, PurePosixPath(file).parent)
         try:
-            return self._tokenizer_file(stage, tokenizer_files.TOKENIZER_JSON)
+            return self._tokenizer_file(stage, str(folder / tokenizer_files.TOKENIZER_JSON))
         except SourceError as error:
             if not error.missing:
                 raise
-        return self._built_tokenizer(stage, PurePosixPath())
+        return self._built_tokenizer(stage, folder)
 
     def _tokenizer_file(self, stage: StagingRequest, file: str) -> StagedFiles:
         """Stage a tokenizer.json."""
@@ -251,24 +253,43 @@ class Stager:
         return parts
 
 
-def _copy_external_data(files: Mapping[str, tuple[Path, str]]) -> None:
-    """Replace links to ONNX files with external data, and to the data, by copies.
+def _is_directory(source: OpenedSource, place: str) -> bool:
+    """Return whether ``path`` is a directory of an image or artifact.
 
-    ONNX Runtime 1.24 rejects external data whose real path is outside the model's folder.
+    The URI of any other source names the directory itself.
+    """
+    if source.location.scheme not in ("oci", "image"):
+        return False
+    return not source.source.list(place).single
+
+
+def _copy_linked(files: Mapping[str, tuple[Path, str]]) -> None:
+    """Replace links to files of an image by copies, where Triton cannot use a link.
+
+    ONNX Runtime 1.24 rejects external data whose real path is outside the model's folder. The
+    kubelet may mount an image without the right to execute, which loading a shared library needs.
     """
     for target, (path, _) in files.items():
-        if not (target.endswith(".onnx") and path.is_symlink()):
+        if not path.is_symlink():
             continue
-        try:
-            names = read_onnx(path).side_files
-        except ValueError:  # The check of the model reports it.
-            continue
-        sides = (files.get(str(PurePosixPath(target).parent / name)) for name in names)
-        for linked in (path, *(side[0] for side in sides if side is not None)) if names else ():
-            if linked.is_symlink():
-                temporary = linked.with_name(f".{linked.name}.tmp")
-                shutil.copyfile(linked, temporary)
-                temporary.replace(linked)
+        if ".so" in PurePosixPath(target).suffixes:
+            _copy(path)
+        elif target.endswith(".onnx"):
+            try:
+                names = read_onnx(path).side_files
+            except ValueError:  # The check of the model reports it.
+                continue
+            sides = (files.get(str(PurePosixPath(target).parent / name)) for name in names)
+            for linked in (path, *(side[0] for side in sides if side)) if names else ():
+                _copy(linked)
+
+
+def _copy(path: Path) -> None:
+    """Replace a link by a copy of the file."""
+    if path.is_symlink():
+        temporary = path.with_name(f".{path.name}.tmp")
+        shutil.copyfile(path, temporary)
+        temporary.replace(path)
 
 
 def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:

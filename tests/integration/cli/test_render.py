@@ -26,6 +26,7 @@ from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 pytestmark = pytest.mark.integration
 FILES = sorted(SAMPLES.glob("*.yaml"))
+IMAGE_SOURCE = SAMPLES.parents[1] / "tests/corpus/good/image-source.yaml"
 PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
 
 
@@ -72,6 +73,18 @@ def test_kubectl_takes_the_manifests(
         )
         for kind in ("configmap", "secret", "service", "networkpolicy", "deployment"):
             assert kind in said
+
+
+@pytest.mark.parametrize("file", [*FILES, IMAGE_SOURCE], ids=lambda path: path.stem)
+def test_kubectl_takes_the_daemon_set_that_pulls_images(
+    cluster: tuple[ControlPlane, httpx.Client], file: Path
+) -> None:
+    code, printed, errors = run_here("render", "--format=pre-pull", str(file))
+    assert code == 0, errors
+    arguments = ("--dry-run=server", "--validate=strict", "--output=yaml", "--filename=-")
+    kept = yaml.safe_load(kubectl(cluster[0], "apply", *arguments, text=printed))
+    pod, expected = (item["spec"]["template"]["spec"] for item in (kept, yaml.safe_load(printed)))
+    assert pod.get("volumes") == expected.get("volumes")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)

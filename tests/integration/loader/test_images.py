@@ -40,13 +40,16 @@ def folder(**rest: Any) -> PlanFetch:
     )
 
 
-def test_files_of_an_image_are_linked_and_checked(pod: Pod, image: Path, minilm: Path) -> None:
+@pytest.mark.parametrize("place", ["sst2", "sst2/", "sst2/tokenizer.json"])
+def test_files_of_an_image_are_linked_and_checked(
+    pod: Pod, image: Path, minilm: Path, place: str
+) -> None:
     (image / "sst2").mkdir()
     graph(image / "sst2" / "model.onnx")
     shutil.copy(minilm / "tokenizer.json", image / "sst2")
     digest = hashlib.sha256((image / "sst2/model.onnx").read_bytes()).hexdigest()
     pod.plan(
-        tokenizer(URI, path="sst2"),
+        tokenizer(URI, path=place),
         model(URI, path="sst2/model.onnx", sha256=digest),
         checks=[check()],
     )
@@ -86,6 +89,19 @@ def test_a_model_with_external_data_is_copied(pod: Pod, image: Path, item: PlanF
         path = pod.models / "model/1" / name
         assert not path.is_symlink()
         assert path.read_bytes() == (image / name).read_bytes()
+
+
+def test_a_shared_library_is_copied_because_the_mount_may_forbid_to_execute(
+    pod: Pod, image: Path
+) -> None:
+    for name in ("libvolume.so", "libvolume.so.1", "volume.bin"):
+        (image / name).write_bytes(b"library")
+    item = PlanFetch(step="model", uri=URI, kind=FetchKind.FOLDER, target="model")
+    pod.plan(item)
+    code, _ = pod.load()
+    assert code == 0, pod.output
+    links = {path.name: path.is_symlink() for path in pod.models.rglob("*") if path.is_file()}
+    assert links == {"libvolume.so": False, "libvolume.so.1": False, "volume.bin": True}
 
 
 def test_a_wrong_digest_ends_the_load(pod: Pod, image: Path) -> None:

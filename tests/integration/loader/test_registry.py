@@ -152,6 +152,32 @@ def test_a_file_and_a_tokenizer_out_of_an_artifact(
     ).read_bytes()
 
 
+@pytest.mark.parametrize("path", ["text", "text/", "text/tokenizer.json"])
+@pytest.mark.parametrize("form", ["artifact", "image"])
+def test_the_path_of_a_tokenizer_is_a_directory_or_a_file(
+    trusting: Pod, hub: Registry, minilm: Path, authority: Authority, form: str, path: str
+) -> None:
+    data = (minilm / "tokenizer.json").read_bytes()
+    name = "text/tokenizer.json"
+    layer = (
+        (FILE, {TITLE: name}, data) if form == "artifact" else (LAYER, {}, archive((name, data)))
+    )
+    hub.push(f"tokenizers/{form}", "v1", layer)
+    trusting.trust("tokenizer", authority.identity)
+    item = PlanFetch(
+        step="tokenizer",
+        uri=f"oci://{hub.host}/tokenizers/{form}:v1",
+        path=path,
+        kind=FetchKind.TOKENIZER,
+        target="t/1/tokenizer.json",
+        ca=True,
+    )
+    trusting.plan(item)
+    code, _ = trusting.load()
+    assert code == 0, trusting.output
+    assert (trusting.models / "t/1/tokenizer.json").read_bytes() == data
+
+
 def test_an_image_of_layers_laid_over_each_other(trusting: Pod, hub: Registry) -> None:
     base = archive(
         ("bin", None), ("models", None), ("models/bert/1/model.bin", b"old"),

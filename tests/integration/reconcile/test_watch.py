@@ -54,7 +54,7 @@ class Reader:
 
     async def __aexit__(self, *_: Any) -> None: ...
 
-    async def read(self, address: str, model: str) -> ModelLatency | str:
+    async def read(self, address: str, model: str, namespace: str) -> ModelLatency | str:
         # All pods have one address here. While both revisions exist, both report the newer one's
         # figure.
         present = {

@@ -34,7 +34,7 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
         ) as server:
             async with TritonClient(server.grpc_address) as client, LatencyReader() as reader:
                 address = f"127.0.0.1:{server.metrics_port}"
-                before = await reader.read(address, pipelines.ENSEMBLE)
+                before = await reader.read(address, pipelines.ENSEMBLE, "n")
                 seen = []
                 for _ in range(REQUESTS):
                     begin = time.perf_counter()
@@ -43,7 +43,7 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
 
                 async def counted(reader: LatencyReader = reader, address: str = address) -> Any:
                     """Triton counts a request only after it has sent the response."""
-                    found = await reader.read(address, pipelines.ENSEMBLE)
+                    found = await reader.read(address, pipelines.ENSEMBLE, "n")
                     is_complete = isinstance(found, str) or found.requests >= REQUESTS
                     return found if is_complete else None
 

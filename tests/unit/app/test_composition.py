@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support import builders
+from triton_pipelines.api.parse import parse
 from triton_pipelines.app.composition import build_parts, start
 from triton_pipelines.app.config import load_config
 from triton_pipelines.app.operator_metrics import OperatorMetrics
@@ -19,10 +20,12 @@ from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Result
 from triton_pipelines.compile.graph.advisories import AdvisorySeverity, advisories_of
+from triton_pipelines.controllers import current_specs
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
+from triton_pipelines.controllers.pipeline import effective_spec
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
@@ -63,6 +66,26 @@ async def test_specs_are_parsed_once_for_all_parts() -> None:
     parts = build_parts(services()[0])
     assert parts.latency_monitor.specs is parts.monitoring_objects.specs
     assert parts.latency_monitor.specs.handover is parts.handover
+
+
+async def test_the_monitors_and_the_reconciler_parse_a_spec_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a restart, the monitors read each spec before it is reconciled."""
+    parsed = list[Any]()
+
+    def counted(raw: Any) -> Any:
+        parsed.append(raw)
+        return parse(raw)
+
+    for module in (current_specs, effective_spec):
+        monkeypatch.setattr(module, "parse", counted)
+    given, _ = services()
+    parts, document = build_parts(given), builders.document()
+    pipeline = parts.monitoring_objects.specs.of(given.store, document)
+    assert pipeline is not None
+    assert parts.reconciler.resolver.read(document).pipeline is pipeline
+    assert len(parsed) == 1
 
 
 async def test_the_loops_run_in_the_background() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import datetime as dt
 from collections import deque
@@ -33,6 +34,7 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.autoscaler import controller
 from triton_pipelines.controllers.failure_log import LOG_SECONDS, NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.pipeline.actions import ApplyStage
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
@@ -101,10 +103,10 @@ def with_other(stage: Stage) -> Stage:
 class FailingReader(Told):
     """Fails unexpectedly for one pod."""
 
-    async def read(self, address: str, model: str) -> ModelLatency | str:
+    async def read(self, address: str, model: str, namespace: str) -> ModelLatency | str:
         if address.startswith("10.0.0.2"):
             raise RuntimeError("a bug")
-        return await super().read(address, model)
+        return await super().read(address, model, namespace)
 
 
 async def test_latencies_are_read_though_the_read_of_another_pipeline_fails() -> None:
@@ -118,6 +120,25 @@ async def test_latencies_are_read_though_the_read_of_another_pipeline_fails() ->
     assert "unexpected error" in next(iter(known[OTHER].missing.values()))
     assert failures(stage.watch.failures.counter) == {(OTHER[1], "Latency"): 6.0}
     assert [line["pipeline"] for line in lines if line["log_level"] == "error"] == [OTHER[1]]
+
+
+class HangingReader(Told):
+    """Never gets an answer from one pod."""
+
+    async def read(self, address: str, model: str, namespace: str) -> ModelLatency | str:
+        if address.startswith("10.0.0.2"):
+            await asyncio.Event().wait()
+        return await super().read(address, model, namespace)
+
+
+async def test_latencies_are_read_though_a_pod_of_another_pipeline_hangs() -> None:
+    stage = with_other(staged())
+    stage.watch.reader = stage.reader = HangingReader()
+    stage.watch._reads.patience = 0.01
+    await stage.look(6)
+    assert stage.watch.handover.latencies[KEY].figures
+    assert OTHER not in stage.watch.handover.latencies
+    stage.watch._reads.cancel()
 
 
 async def test_latencies_are_read_though_another_pipeline_cannot_be_observed() -> None:
@@ -161,6 +182,23 @@ async def test_a_count_that_fails_unexpectedly_does_not_end_the_tick(
     assert failures(loop.scaler.metrics.errors)[loop.key[1], "Count"] == 2.0
     assert ("", "Tick") not in failures(loop.scaler.metrics.errors)
     assert loop.collector.asked, "samples are collected all the same"
+
+
+async def test_a_count_that_hangs_does_not_delay_the_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = loop_of(monkeypatch, World(builders.document(**SCALED)).started())
+    loop.flow(10.0)
+    loop.cache()
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(controller, "query_counts", hang)
+    async with asyncio.timeout(60):
+        await loop.tick()
+    assert loop.collector.asked, "samples are collected all the same"
+    loop.scaler._counting.cancel()
 
 
 # --- a deleted pipeline ---------------------------------------------------------------------------

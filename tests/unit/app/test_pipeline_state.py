@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
+from triton_pipelines.api import names
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.autoscaling.types import (
@@ -17,7 +18,11 @@ from triton_pipelines.autoscaling.types import (
     StepState,
     Verdict,
 )
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.resources import CONFIG_MAPS
+from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import build
+from triton_pipelines.controllers.autoscaler import pipeline_state
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
     PodCounts,
@@ -26,6 +31,7 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
     is_settling,
     with_reverted_growth,
 )
+from triton_pipelines.controllers.autoscaler.stored_objects import configs_of_pod
 from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 
@@ -180,3 +186,39 @@ def test_an_increase_that_reached_no_pod_is_not_evaluated(
     ]
     assert found.desired == 2
     assert found.growth == (growth if judged else None)
+
+
+def test_the_config_map_of_a_revision_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each pod and tick."""
+    parsed: list[Object | None] = []
+    monkeypatch.setattr(pipeline_state, "configs_of", parsed.append)
+    state, store = watched(), Store()
+    namespace = state.pipeline.namespace
+
+    def write(revision: str, version: int) -> None:
+        metadata = {
+            "name": names.revision_name(state.pipeline.name, revision),
+            "namespace": namespace,
+            "uid": revision,
+            "resourceVersion": str(version),
+        }
+        store.put(CONFIG_MAPS, {"metadata": metadata, "data": {"version": str(version)}})
+
+    def tick(*revisions: str) -> None:
+        state.all_pods = tuple(
+            Pod.of({"metadata": {"name": one, "uid": one, "labels": {names.LABEL_REVISION: one}}})
+            for one in revisions
+        )
+        for pod in state.all_pods:
+            configs_of_pod(store, state, pod)
+
+    write("first", 1)
+    for _ in range(3):
+        tick("first", "first", "missing")
+    assert len(parsed) == 2
+    write("first", 2)
+    tick("first", "first")
+    assert [(item or {}).get("data") for item in parsed[2:]] == [{"version": "2"}]
+    write("second", 3)
+    tick("second")
+    assert set(state.configs) == {"second"}

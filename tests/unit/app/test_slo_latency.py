@@ -35,7 +35,7 @@ class Told:
 
     async def __aexit__(self, *_: Any) -> None: ...
 
-    async def read(self, address: str, model: str) -> ModelLatency | str:
+    async def read(self, address: str, model: str, namespace: str) -> ModelLatency | str:
         self.asked.append((address, model))
         return self.says
 

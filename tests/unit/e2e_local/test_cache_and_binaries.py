@@ -116,6 +116,8 @@ def test_module_versions_are_the_advertised_ones() -> None:
         assert required(module, "k8s.io/kubernetes") == version
     assert required("etcd", "go.etcd.io/etcd/server/v3") == binaries.ETCD_VERSION
     assert required("helm", "helm.sh/helm/v4") == binaries.HELM_VERSION
+    containerd = required("containerd", "github.com/containerd/containerd/v2")
+    assert containerd == binaries.CONTAINERD_VERSION
 
 
 @pytest.mark.parametrize(

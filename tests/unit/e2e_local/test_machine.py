@@ -38,7 +38,7 @@ def test_missing_programs_are_named_by_their_packages(
     monkeypatch.setattr(packages, "CNI_PLUGINS", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert packages.missing() == sorted({*packages.PROGRAMS.values(), packages.CNI_PACKAGE})
-    with pytest.raises(packages.MachineError, match=r"no apt-get.*containerd"):
+    with pytest.raises(packages.MachineError, match=r"no apt-get.*runc"):
         packages.install()
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from e2e.local import control, node, pki
-from e2e.local.images import build, buildah
+from e2e.local.images import PAUSE_IMAGE, build, buildah
 from e2e.local.network import Subnets
 
 NOW = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
@@ -140,12 +140,19 @@ def test_options_of_the_api_server() -> None:
 
 def test_containerd_configuration() -> None:
     document = tomllib.loads(node.containerd_config(NODE))
-    cri = document["plugins"]["io.containerd.grpc.v1.cri"]
-    assert document["version"] == 2
+    images, cri = (
+        document["plugins"][f"io.containerd.cri.v1.{name}"] for name in ("images", "runtime")
+    )
+    assert document["version"] == 3
     assert document["grpc"]["address"] == "/state/run/containerd.sock"
+    assert images["pinned_images"] == {"sandbox": PAUSE_IMAGE}
     assert cri["restrict_oom_score_adj"] is True
-    assert cri["containerd"]["runtimes"]["runc"]["options"] == {"SystemdCgroup": False}
+    runc = cri["containerd"]["runtimes"]["runc"]
+    assert runc["options"] == {"SystemdCgroup": False}
     assert cri["cni"]["conf_dir"] == "/state/etc/cni"
+    # Neither comes from a package of the machine.
+    assert node.containerd_command(NODE)[0] == "/bin/containerd"
+    assert runc["runtime_path"] == "/bin/containerd-shim-runc-v2"
 
 
 def test_pod_network() -> None:

@@ -60,8 +60,8 @@ def test_what_is_no_page() -> None:
 
 async def test_a_pod_is_read() -> None:
     async with pages(page(PAGE)) as address, LatencyReader() as reader:
-        assert await reader.read(address, "model") == ModelLatency(1.011, 40)
-        missing = await reader.read(address, "other")
+        assert await reader.read(address, "model", "n") == ModelLatency(1.011, 40)
+        missing = await reader.read(address, "other", "n")
         assert missing == (
             "Triton reports no nv_inference_request_summary_us with quantile 0.99 for model "
             "other; check spec.server.args"
@@ -71,7 +71,7 @@ async def test_a_pod_is_read() -> None:
 @pytest.mark.parametrize("answer", [page("", "404 Not Found"), b"nonsense\r\n\r\n"])
 async def test_a_pod_that_cannot_be_read(answer: bytes) -> None:
     async with pages(answer) as address, LatencyReader() as reader:
-        assert "cannot be read" in str(await reader.read(address, "model"))
+        assert "cannot be read" in str(await reader.read(address, "model", "n"))
 
 
 async def test_a_pod_that_does_not_answer_is_given_up() -> None:
@@ -79,4 +79,4 @@ async def test_a_pod_that_does_not_answer_is_given_up() -> None:
         pages(b"HTTP/1.1 200 OK\r\n\r\n", hang=True) as address,
         LatencyReader(timeout=0.1) as reader,
     ):
-        assert "cannot be read" in str(await reader.read(address, "model"))
+        assert "cannot be read" in str(await reader.read(address, "model", "n"))

@@ -18,6 +18,7 @@ from triton_pipelines.controllers.pipeline import background_compiler, effective
 from triton_pipelines.controllers.pipeline.background_compiler import THREADS, BackgroundCompiler
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
+from triton_pipelines.controllers.pipeline.policies import last_good_spec
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import compile_last_good
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
@@ -104,12 +105,12 @@ async def test_a_large_spec_is_compiled_once_in_a_thread(threads: list[str]) -> 
     assert isinstance(compiler.resolver.resolve(snapshot_of(raw)), CompiledPipeline)
 
 
-def with_last_good() -> Snapshot:
+def with_last_good(**changes: Any) -> Snapshot:
     """What a new operator finds of a large pipeline whose spec has since become invalid."""
     raw = large_document()
     raw["metadata"]["generation"] = 1
     world = World(raw).started()
-    world.change(postprocess={"labels": ["a", "b", "c"]})
+    world.change(postprocess={"labels": ["a", "b", "c"]}, **changes)
     return world.observed()
 
 
@@ -129,6 +130,25 @@ async def test_a_large_last_good_spec_is_compiled_in_a_thread_too(
     await compiler.compile_last_good(KEY, snapshot, found)
     assert compile_last_good(snapshot, compiler.resolver.resolve) is not None
     assert [name.startswith("compile") for name in threads] == [True, True]
+
+
+async def test_the_record_of_a_large_last_good_spec_is_parsed_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With fields of the current spec; anyone may edit the record."""
+    snapshot = with_last_good(replicas=6)
+    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    found = await compiled_by(compiler, snapshot.pipeline)
+    parse, threads = last_good_spec.parse, list[str]()
+
+    def recorded(document: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse(document)
+
+    monkeypatch.setattr(last_good_spec, "parse", recorded)
+    await compiler.compile_last_good(KEY, snapshot, found)
+    assert compile_last_good(snapshot, compiler.resolver.resolve) is not None
+    assert [name.startswith("compile") for name in threads] == [True]
 
 
 async def test_a_small_spec_needs_no_thread(threads: list[str]) -> None:

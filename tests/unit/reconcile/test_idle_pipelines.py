@@ -20,6 +20,8 @@ from tests.support.worlds import START
 from tests.unit.docs.markdown import ROOT
 from tests.unit.reconcile.test_pod_probes import TakingClient
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
@@ -115,7 +117,13 @@ class Place:
         return Probe(
             now,
             ensemble_ready=True,
-            models=tuple(ModelState(step.model_name, "READY") for step in target.graph.steps),
+            models=tuple(
+                ModelState(name, "READY")
+                for name in (
+                    target.graph.model_name,
+                    *(step.model_name for step in target.graph.steps),
+                )
+            ),
             inference_error=self.fault,
             mismatch=self.mismatch,
         )
@@ -158,6 +166,21 @@ async def test_an_idle_pipeline_is_probed_without_being_planned(place: Place) ->
     assert result.requeue_after == pytest.approx(30.0)
     await place.reconcile(SETTLED_SECONDS)
     assert place.plans == plans + 1, "planned now and then in any case"
+
+
+async def test_findings_that_are_recorded_change_nothing_when_they_are_published(
+    place: Place,
+) -> None:
+    """The monitoring objects of a new pipeline are usually checked after its last iteration."""
+    await place.settle()
+    plans, published = place.plans, place.reconciler.handover.monitoring
+    published[KEY] = ()
+    await place.reconcile(31.0)
+    assert place.plans == plans
+    code = FindingCode.MONITORING_NOT_APPLIED
+    published[KEY] = (Finding("spec.observability", "not applied", Severity.WARNING, code=code),)
+    await place.reconcile(31.0)
+    assert place.plans == plans + 1
 
 
 async def test_another_probe_result_is_acted_on_at_once(place: Place) -> None:
@@ -240,6 +263,7 @@ async def test_hung_pods_of_many_namespaces_leave_slots_to_others(
     settled, probes = place.reconciler._settled._settled[KEY].acted, place.reconciler._probes
     assert settled is not None
     snapshot, compiled = settled
+    snapshot = replace(snapshot, pipeline={**snapshot.pipeline, "status": {}})
     hang, answered = asyncio.Event(), asyncio.Event()
 
     async def answer(target: ProbeTarget, now: dt.datetime) -> Probe:

@@ -315,3 +315,31 @@ def test_each_of_them_only_where_it_is_valid(field: str, value: Any) -> None:
     del world.children["Service", world.name]
     world.settle()
     assert ("Service", world.name) in world.children
+
+
+def test_fields_of_the_current_spec_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration reads the last good spec several times, and its record may be long."""
+    world = broken("check")
+    world.change(replicas=7, suspend="Enabled")
+    snapshot, parsed = world.observed(), list[Any]()
+
+    def counted(document: Any) -> Any:
+        parsed.append(document)
+        return parse(document)
+
+    monkeypatch.setattr(last_good_spec, "parse", counted)
+    for _ in range(3):
+        last = last_good_spec.last_good_snapshot(snapshot)
+        assert last is not None
+        assert last.pipeline["spec"]["replicas"] == 7
+        assert last.pipeline["spec"]["suspend"] == "Enabled"
+    assert len(parsed) == 1
+
+
+def test_an_invalid_field_of_the_current_spec_keeps_no_other_from_its_effect() -> None:
+    world = broken("check")
+    world.change(replicas=8, suspend="sometimes")
+    last = last_good_spec.last_good_snapshot(world.observed())
+    assert last is not None
+    assert last.pipeline["spec"]["replicas"] == 8
+    assert last.pipeline["spec"].get("suspend") != "sometimes"

@@ -453,7 +453,8 @@ def new_templates(monkeypatch: pytest.MonkeyPatch) -> None:
             revision.name, name
         )
         data = json.loads(text)
-        return replace(revision, name=name, template=data.pop("template"), data=data)
+        template = data.pop("template")
+        return replace(revision, name=name, content=lambda: (template, data))
 
     monkeypatch.setattr(compiled_pipeline, "render", changed)
 

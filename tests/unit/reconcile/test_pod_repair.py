@@ -295,6 +295,13 @@ def test_a_pod_that_missed_the_last_probe_may_have_the_same_fault() -> None:
     assert healed(pod("a"), pod("b"), probes={"a": broken, "b": missed}) == []
 
 
+def test_a_pod_that_only_the_status_reports_as_healthy_is_no_reason() -> None:
+    """It may have got the same fault while no operator was running."""
+    broken, reported = looks(*["dead"] * DEAD_PROBES), replace(GOOD, is_reported=True)
+    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": reported}) == []
+    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == ["a"]
+
+
 def test_a_restart_of_the_server_forgets_its_answers() -> None:
     starting = Probe(START, False).merged_with(GOOD)
     assert not starting.has_answered

@@ -131,6 +131,25 @@ async def test_delayed_adds_keep_the_earliest_and_do_not_pile_up() -> None:
 
 
 @pytest.mark.looptime(start=0)
+async def test_outdated_delayed_adds_take_a_bounded_part_of_the_memory() -> None:
+    """A pipeline that changes all the time is due in a moment again and again, and in ten minutes.
+
+    Neither may remain until its time.
+    """
+    recorder = Recorder(seconds=0)
+    recorder.results[A] = [Result(requeue_after=600.0) for _ in range(2000)]
+    queue = recorder.queue()
+    loop = asyncio.get_running_loop()
+    for number in range(2000):
+        loop.call_at(0.1 * number, queue.add_after, A, 0.05)
+    queue.add_after(B, 500)
+    await run_for(queue, 201)
+    assert len(recorder.starts(A)) == 2000
+    assert len(queue._heap) < 200
+    assert queue.delayed == 2
+
+
+@pytest.mark.looptime(start=0)
 async def test_a_delayed_add_survives_an_earlier_run() -> None:
     recorder = Recorder(seconds=0.1)
     queue = recorder.queue()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from tests.support.builders import SHA256, built, options
 from triton_pipelines.api.loadplan import FetchKind, LoadPlan
+from triton_pipelines.compile.render import render as _render_function  # noqa: F401
+from triton_pipelines.compile.render.errors import RenderError
 from triton_pipelines.compile.render.render import config_map
 
+# The package's attribute of this name is a function.
+MODULE = sys.modules[config_map.__module__]
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}, "source": None}
 
 SAME: dict[str, dict[str, Any]] = {
@@ -198,6 +203,41 @@ def test_the_config_map_holds_plan_files_and_template() -> None:
     assert {item.path: stored["data"][item.key] for item in plan.files} == revision.files
     record = json.loads(stored["data"]["deployment.json"])
     assert record == {"template": revision.template, "serverImage": revision.server_image}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, *OTHER.values()],
+    ids=["plain", *OTHER],
+)
+def test_a_config_map_that_is_too_large_is_refused_before_it_is_needed(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = built(ACCOUNTS, **changed).render().data
+    size = sum(len(key) + len(value.encode()) for key, value in data.items())
+    monkeypatch.setattr(MODULE, "CONFIG_MAP_LIMIT", size)
+    built(ACCOUNTS, **changed).render()
+    monkeypatch.setattr(MODULE, "CONFIG_MAP_LIMIT", size - 1)
+    with pytest.raises(RenderError, match=f"{size} bytes"):
+        built(ACCOUNTS, **changed).render()
+
+
+def test_content_of_a_usual_revision_is_rendered_when_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Revisions that exist in the cluster do not need it."""
+    rendered, content = list[None](), MODULE._content
+
+    def counted(*arguments: Any) -> Any:
+        rendered.append(None)
+        return content(*arguments)
+
+    monkeypatch.setattr(MODULE, "_content", counted)
+    revision = built().render()
+    assert rendered == []
+    assert revision.template
+    assert revision.data
+    assert len(rendered) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 import aiohttp
+
+from triton_pipelines.pod_calls import PendingCalls
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
 from .metrics_page import MetricsPageError, parse_metrics_page
@@ -33,6 +35,10 @@ _CHECK_NETWORK: Final = (
 )
 MISSES_ALLOWED: Final = 2
 UNREAD_SECONDS: Final = 10.0
+# How long (seconds) pages are waited for. Those that take longer are used once they are read: one
+# slow pod must not delay the scaling of all pipelines.
+PATIENCE_SECONDS: Final = 1.0
+_UNREAD: Final = f"no complete response yet; {_CHECK_NETWORK}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,15 @@ class DirectReader:
         self._client = MetricsClient(timeout)
         self._histories = ScrapeHistories()
         self._missed: dict[PodKey, _Missed] = {}
+        self._reads = PendingCalls[PodKey, str](PATIENCE_SECONDS)
+        self._problems: dict[PodKey, str] = {}
+        """Why the last attempt to read a pod failed; empty if it did not."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._reads.cancel()
         await self._client.close()
 
     def permits(self, namespace: str) -> bool:
@@ -73,24 +83,24 @@ class DirectReader:
     async def collect(
         self, expected: Mapping[tuple[str, str], ExpectedPods]
     ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:
-        """Read every pod of every pipeline (by namespace and name) once, concurrently."""
+        """Read every pod of every pipeline (by namespace and name) once, concurrently.
+
+        A pod whose page takes long has the result of the last attempt.
+        """
         self._histories.keep((one.namespace, pod) for one in expected.values() for pod in one.pods)
-        targets = [
-            (one, pod, address) for one in expected.values() for pod, address in one.pods.items()
-        ]
-        keys = {(one.namespace, pod) for one, pod, _ in targets}
-        self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
-        reads = (
-            self._read_unless_failing((one.namespace, pod), address, one)
-            for one, pod, address in targets
-        )
-        # An error of one pod, such as an invalid address, must not affect the others.
-        errors = await asyncio.gather(*reads, return_exceptions=True)
-        problems = {
-            (one.namespace, pod): _words(error)
-            for (one, pod, _), error in zip(targets, errors, strict=True)
-            if error
+        calls = {
+            (one.namespace, pod): partial(
+                self._read_unless_failing, (one.namespace, pod), address, one
+            )
+            for one in expected.values()
+            for pod, address in one.pods.items()
         }
+        self._missed = {pod: missed for pod, missed in self._missed.items() if pod in calls}
+        # An error of one pod, such as an invalid address, must not affect the others.
+        results = await self._reads.results(calls)
+        known = {pod: self._problems.get(pod, _UNREAD) for pod in calls}
+        self._problems = known | {pod: _words(result) for pod, result in results.items()}
+        problems = {pod: why for pod, why in self._problems.items() if why}
         return {key: self._assess(one, problems) for key, one in expected.items()}
 
     async def _read_unless_failing(self, pod: PodKey, address: str, one: ExpectedPods) -> str:
@@ -115,7 +125,7 @@ class DirectReader:
 
     async def _read(self, pod: PodKey, address: str, one: ExpectedPods) -> str:
         try:
-            text = await self._client.page(address)
+            text = await self._client.page(address, one.namespace)
             at = self._clock()
             scrape, gpu = parse_metrics_page(text, at, one.models)
         except TimeoutError:
@@ -149,7 +159,7 @@ class DirectReader:
             scrapes = self._histories.scrapes(key)
             if why := problems.get(key):
                 bad[pod] = (MetricsProblem.MISSING, why)
-            elif absent := sorted(one.models - set(scrapes[-1].models)):
+            elif absent := sorted(one.models - set(scrapes[-1].models if scrapes else ())):
                 bad[pod] = (
                     MetricsProblem.PARTIAL,
                     no_series(absent),

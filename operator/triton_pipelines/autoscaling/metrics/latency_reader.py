@@ -79,13 +79,13 @@ class LatencyReader:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def read(self, address: str, model: str) -> ModelLatency | str:
+    async def read(self, address: str, model: str, namespace: str) -> ModelLatency | str:
         """Return the latency of a model in the pod at ``host:port``, or why it is unknown.
 
         The same cause gives the same text.
         """
         try:
-            found = latency_of(await self._client.page(address), model)
+            found = latency_of(await self._client.page(address, namespace), model)
         except (TimeoutError, aiohttp.ClientError):
             return (
                 "the metrics pages of the pods cannot be read; check that the operator can "

@@ -14,6 +14,8 @@ from typing import Final
 
 import aiohttp
 
+from triton_pipelines.pod_calls import NamespaceSlots
+
 from .metrics_page import MetricsPageError
 
 TIMEOUT_SECONDS: Final = 3.0
@@ -24,6 +26,8 @@ LARGE_BYTES: Final = 256 * 1024
 """A page that is longer waits for one of a few places."""
 AT_ONCE: Final = 64
 """Pages that are read at the same time."""
+AT_ONCE_PER_NAMESPACE: Final = 16
+"""The same of one namespace: its pods must not delay those of others."""
 KEPT_SECONDS: Final = 6.0
 """How long an idle connection stays open: pages are read every 2 s."""
 LARGE_AT_ONCE: Final = 4
@@ -40,19 +44,19 @@ class MetricsClient:
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self._timeout = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout)
         self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = NamespaceSlots(AT_ONCE, AT_ONCE_PER_NAMESPACE)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._page_seconds = 2 * timeout
 
-    async def page(self, address: str) -> str:
-        """Return the metrics page of the pod at ``host:port``.
+    async def page(self, address: str, namespace: str) -> str:
+        """Return the metrics page of the pod at ``host:port`` in a namespace.
 
         Raises:
             TimeoutError: the page is not complete in time.
             aiohttp.ClientError: it cannot be read.
             MetricsPageError: it is too large, compressed or elsewhere.
         """
-        async with self._slots, asyncio.timeout(self._page_seconds):
+        async with self._slots.hold(namespace), asyncio.timeout(self._page_seconds):
             data = await self._read(f"http://{address}/metrics")
         return data.decode("utf-8", errors="replace")
 

@@ -178,12 +178,12 @@ class Prometheus:
             return (
                 f"{message}: the response redirects to "
                 f"{answer.location or 'another address'}, but redirects are not followed",
-                "; set url to the final address",
+                "; set the connection's url to the final address",
             )
         if answer.status_code == 404:
             return (
                 f"{message}: there is no API at {self._connection.url}/api/v1/query",
-                "; check the path prefix in url",
+                "; check the path prefix in the connection's url",
             )
         return f"{message}: {detail}" if detail else message, ""
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH
+from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.options import Options
@@ -31,7 +34,13 @@ CONFIG_MAP_LIMIT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+# Bytes of what the indentation of a ConfigMap's JSON adds to each bracket and comma, at most.
+_INDENTATION_MAX: Final = MAX_DOCUMENT_DEPTH + 16
+# Bytes of the names that are not part of the hash.
+_NAMES_MAX: Final = 4096
+
+
+@dataclass(frozen=True)
 class Revision:
     """One rendered revision."""
 
@@ -43,12 +52,24 @@ class Revision:
     """
     server_image: str
     """Image of Triton."""
-    template: dict[str, Any]
-    """The pod template."""
     files: dict[str, str]
     """Files of the model repository by path."""
-    data: dict[str, str]
-    """Content of the revision's ConfigMap, which includes the template."""
+    content: Callable[[], tuple[dict[str, Any], dict[str, str]]] = field(repr=False, compare=False)
+    """Renders :attr:`template` and :attr:`data`, which a revision that exists does not need."""
+
+    @cached_property
+    def _rendered(self) -> tuple[dict[str, Any], dict[str, str]]:
+        return self.content()
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """The pod template."""
+        return self._rendered[0]
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Content of the revision's ConfigMap, which includes the template."""
+        return self._rendered[1]
 
 
 def render(
@@ -74,9 +95,31 @@ def render(
         ),
         "digests": dict(digests or {}),
     }
-    name = _hash(unnamed)[: names.REVISION_LENGTH]
+    text = json.dumps(unnamed, sort_keys=True, ensure_ascii=False).encode()
+    name = hashlib.sha256(text).hexdigest()[: names.REVISION_LENGTH]
     plan = unnamed_plan.model_copy(update={"revision": name})
-    pod = template(pipeline, graph, options, name, image)
+    revision = Revision(
+        name, image, files, partial(_content, pipeline, graph, options, plan, files, image)
+    )
+    if _may_exceed_limit(text):
+        _ = revision.data  # raises
+    return revision
+
+
+def _content(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    options: Options,
+    plan: LoadPlan,
+    files: Mapping[str, str],
+    image: str,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the pod template of a revision and the content of its ConfigMap.
+
+    Raises:
+        RenderError: The content is too large for a ConfigMap.
+    """
+    pod = template(pipeline, graph, options, plan.revision, image)
     record = {"template": pod, "serverImage": image}
     data = {entry.key: files[entry.path] for entry in plan.files}
     data[names.KEY_PLAN] = plan.to_json()
@@ -89,7 +132,13 @@ def render(
             f"the revision's ConfigMap would have {size} bytes, but at most "
             f"{CONFIG_MAP_LIMIT} bytes are allowed"
         )
-    return Revision(name, image, pod, files, data)
+    return pod, data
+
+
+def _may_exceed_limit(text: bytes) -> bool:
+    """Return whether a ConfigMap with the content of this JSON may be too large."""
+    brackets_and_commas = len(text) - len(text.translate(None, b",{}[]"))
+    return len(text) + _INDENTATION_MAX * brackets_and_commas + _NAMES_MAX > CONFIG_MAP_LIMIT
 
 
 def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
@@ -141,9 +190,3 @@ def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) ->
         if pipeline.spec.server.image_pull_policy is None:
             container["imagePullPolicy"] = ""
     return pod
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(
-        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
-    ).hexdigest()

@@ -35,10 +35,7 @@ from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes, stored_objects
-from triton_pipelines.controllers.autoscaler.actuator import (
-    Pace,
-    PodTarget,
-)
+from triton_pipelines.controllers.autoscaler.actuator import Pace, PodTarget
 from triton_pipelines.controllers.autoscaler.count_changer import CountChanger
 from triton_pipelines.controllers.autoscaler.decision_inputs import DecisionInputs
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
@@ -46,7 +43,8 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
     ReportedStatus,
 )
 from triton_pipelines.controllers.autoscaler.pod_counts import (
-    COUNTS_AT_ONCE,
+    count_calls,
+    count_slots,
     known_targets,
     query_counts,
 )
@@ -61,6 +59,7 @@ from triton_pipelines.controllers.pipeline.scaling_observation import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod, is_alive
 from triton_pipelines.controllers.pod_ownership import owned_pods
 from triton_pipelines.controllers.unmanaged import is_unmanaged
+from triton_pipelines.pod_calls import NamespaceSlots, PendingCalls
 
 TICK_SECONDS: Final = 2.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
@@ -99,9 +98,8 @@ class Autoscaler:
     """Pause after a first failed change."""
     pace: Pace = field(default_factory=Pace)
     """Times of the actuator."""
-    _count_places: asyncio.Semaphore = field(
-        default_factory=partial(asyncio.Semaphore, COUNTS_AT_ONCE)
-    )
+    _count_slots: NamespaceSlots = field(default_factory=count_slots)
+    _counting: PendingCalls[Key, None] = field(default_factory=count_calls)
     _states: dict[Key, PipelineScalingState] = field(default_factory=dict)
     _decided: dict[Key, DecisionInputs] = field(default_factory=dict)
     """Inputs of the last decisions."""
@@ -124,6 +122,7 @@ class Autoscaler:
                     await self._failures.report(NO_PIPELINE, "Tick", error)
                 await asyncio.sleep(max(0.0, due - loop.time()))
         finally:
+            self._counting.cancel()
             for state in self._states.values():
                 if state.action is not None:
                     state.action.cancel()
@@ -139,7 +138,13 @@ class Autoscaler:
         scaled = {key: state for key, state in self._states.items() if state.steps}
         serving = {key: state for key, state in scaled.items() if state.pods}
         now = self.clock().timestamp()
-        await asyncio.gather(*(self._count(key, state, now) for key, state in serving.items()))
+        counting = {
+            key: partial(query_counts, state, partial(self._control, state), now, self._count_slots)
+            for key, state in serving.items()
+        }
+        for key, failure in (await self._counting.results(counting)).items():
+            if failure is not None:
+                await self._failures.report(key, "Count", failure)
         samples = await collect_samples(serving, self.collectors, self._report_collect)
         for key, state in scaled.items():
             sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
@@ -153,12 +158,6 @@ class Autoscaler:
                 self._decided[key] = inputs
             except Exception as error:
                 await self._failures.report(key, "Decide", error)
-
-    async def _count(self, key: Key, state: PipelineScalingState, now: float) -> None:
-        try:
-            await query_counts(state, partial(self._control, state), now, self._count_places)
-        except Exception as error:
-            await self._failures.report(key, "Count", error)
 
     async def _report_collect(self, key: Key, error: BaseException) -> None:
         await self._failures.report(key, "Collect", error)

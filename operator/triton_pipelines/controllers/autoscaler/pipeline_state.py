@@ -115,6 +115,8 @@ class PipelineScalingState:
     """:func:`change_key` of the published view."""
     view_at: float = 0.0
     """When it was published (Unix seconds)."""
+    configs: dict[str, tuple[Object | None, Mapping[str, str] | None]] = field(default_factory=dict)
+    """Revision → its ConfigMap as it was last parsed, and :func:`configs_of` it."""
 
     def set_spec(self, pipeline: InferencePipeline, graph: Graph) -> None:
         """Use another effective spec from now on.

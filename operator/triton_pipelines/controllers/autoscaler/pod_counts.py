@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from triton_pipelines.cluster.store import Key
 from triton_pipelines.controllers.autoscaler import pipeline_state
 from triton_pipelines.controllers.autoscaler.actuator import (
     PodControl,
@@ -16,6 +17,7 @@ from triton_pipelines.controllers.autoscaler.actuator import (
 )
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState, PodCounts
 from triton_pipelines.controllers.pipeline.snapshot import Pod
+from triton_pipelines.pod_calls import NamespaceSlots, PendingCalls
 
 # A pod's counts are queried again after this long (seconds), and whenever its server has restarted:
 # nothing else should change them.
@@ -23,15 +25,31 @@ RECOUNT_SECONDS: Final = 30.0
 # A pod that did not report counts is queried again after this long (seconds), so that many
 # unreachable pods do not keep the operator busy.
 UNANSWERED_SECONDS: Final = 10.0
-# Maximum number of pods queried concurrently, over all pipelines. A response can take 1 MiB.
+# Maximum number of pods queried concurrently, over all pipelines and in one namespace. A response
+# can take 1 MiB.
 COUNTS_AT_ONCE: Final = 128
+COUNTS_AT_ONCE_PER_NAMESPACE: Final = 32
+# Time limit (seconds) for the counts of all steps of a pod.
+POD_SECONDS: Final = 4.0
+# How long (seconds) a tick waits for counts. Those that take longer are used in a later tick.
+PATIENCE_SECONDS: Final = 1.0
+
+
+def count_slots() -> NamespaceSlots:
+    """Return the slots of all pipelines."""
+    return NamespaceSlots(COUNTS_AT_ONCE, COUNTS_AT_ONCE_PER_NAMESPACE)
+
+
+def count_calls() -> PendingCalls[Key, None]:
+    """Return the queries of all pipelines; a tick waits for them only for a moment."""
+    return PendingCalls(PATIENCE_SECONDS)
 
 
 async def query_counts(
     state: PipelineScalingState,
     control: Callable[[Pod], PodControl],
     now: float,
-    places: asyncio.Semaphore,
+    slots: NamespaceSlots,
 ) -> None:
     """Query the pods whose counts are unknown or outdated.
 
@@ -39,10 +57,10 @@ async def query_counts(
         state: the pipeline.
         control: returns the control API of a pod.
         now: Unix seconds.
-        places: :data:`COUNTS_AT_ONCE` places, shared by all pipelines.
+        slots: slots of all pipelines.
     """
     due = [pod for pod in state.pods if _is_query_due(state, pod, now)]
-    counts = await asyncio.gather(*(_counts_of(state, control(pod), places) for pod in due))
+    counts = await asyncio.gather(*(_counts_of(state, control(pod), slots) for pod in due))
     for pod, found in zip(due, counts, strict=True):
         start = pipeline_state.server_start_id(pod)
         state.unanswered.pop(pod.uid, None)
@@ -64,12 +82,12 @@ def _is_query_due(state: PipelineScalingState, pod: Pod, now: float) -> bool:
 
 
 async def _counts_of(
-    state: PipelineScalingState, control: PodControl, places: asyncio.Semaphore
+    state: PipelineScalingState, control: PodControl, slots: NamespaceSlots
 ) -> Mapping[str, int] | None:
     try:
-        async with places:
+        async with slots.hold(state.pipeline.namespace), asyncio.timeout(POD_SECONDS):
             return {step.name: await control.count(step.model_name) for step in state.steps}
-    except (PodGoneError, PodRejectedError, PodUnresponsiveError):
+    except (PodGoneError, PodRejectedError, PodUnresponsiveError, TimeoutError):
         return None
 
 

@@ -13,9 +13,20 @@ from triton_pipelines.controllers.pipeline.snapshot import Pod, json_object
 
 
 def configs_of_pod(store: Store, state: PipelineScalingState, pod: Pod) -> Mapping[str, str] | None:
-    """Return the configs of the pod's revision by step; ``None`` if they are not known."""
+    """Return the configs of the pod's revision by step; ``None`` if they are not known.
+
+    A ConfigMap is parsed once for all pods and ticks: in the caches, it is the same object until it
+    changes.
+    """
     name = names.revision_name(state.pipeline.name, pod.revision)
-    return pipeline_state.configs_of(store.get(CONFIG_MAPS, state.pipeline.namespace, name))
+    record = store.get(CONFIG_MAPS, state.pipeline.namespace, name)
+    known = state.configs.get(pod.revision)
+    if known is None or known[0] is not record:
+        present = {one.revision for one in state.all_pods}
+        known = record, pipeline_state.configs_of(record)
+        kept = {key: value for key, value in state.configs.items() if key in present}
+        state.configs = {**kept, pod.revision: known}
+    return known[1]
 
 
 def live_data(store: Store, state: PipelineScalingState) -> Mapping[str, str]:

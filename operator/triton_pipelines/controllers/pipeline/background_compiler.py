@@ -118,7 +118,12 @@ class BackgroundCompiler:
         """
         if isinstance(compiled, CompiledPipeline) and not snapshot.is_spec_blocked:
             return
-        last = last_good_snapshot(snapshot)
+        document = snapshot.last_good_document
+        if len(document) < self.large_spec:
+            last = last_good_snapshot(snapshot)
+        else:
+            # What it parses is cached for the policies, which read it on the event loop.
+            last = await self._run(key, document, lambda: last_good_snapshot(snapshot))
         if last is not None:
             await self.compile(key, await self.read(key, last.pipeline), last)
 

@@ -142,7 +142,7 @@ def _compile(
     """Compile a spec with the measured padding, if it can be used."""
     choice = (
         inputs.choices.get(cost_fingerprint(pipeline, options, inputs.digests))
-        if uses_auto_padding(pipeline.spec.tokenizer)
+        if inputs.choices and uses_auto_padding(pipeline.spec.tokenizer)
         else None
     )
     if choice is None:

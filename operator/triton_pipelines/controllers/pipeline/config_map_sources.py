@@ -1,18 +1,20 @@
 """Read pipeline sources that are ConfigMaps.
 
-They do not have our label and so are not cached; each reconcile iteration reads them.
+They do not have our label and so are not cached; each reconcile iteration reads their versions.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS
+from triton_pipelines.cluster.store import Key
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Fetch
 
@@ -29,31 +31,100 @@ def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
     ]
 
 
-async def read_sources(
-    client: Client, namespace: str, sources: Sequence[Fetch]
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a ConfigMap contained when it was last read."""
+
+    version: tuple[str, str]
+    """Its uid and ``resourceVersion``."""
+    digests: Mapping[str, str]
+    """Hashes of the values of the keys that sources name."""
+
+
+@dataclass(slots=True)
+class ConfigMapSources:
+    """The last readings of each pipeline's ConfigMaps; one instance per process."""
+
+    client: Client
+    _readings: dict[Key, dict[str, _Reading]] = field(default_factory=dict)
+
+    def forget(self, key: Key) -> None:
+        """Drop what was read for a deleted pipeline."""
+        self._readings.pop(key, None)
+
+    async def read(
+        self, key: Key, sources: Sequence[Fetch]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the hashes of ConfigMap ``sources``, and messages on missing ones, by step.
+
+        The content of a ConfigMap, up to 1 MiB, is read only if it has changed.
+        """
+        if not sources:
+            self.forget(key)
+            return {}, {}
+        keys: dict[str, set[str]] = {}
+        for item in sources:
+            name, data_key = _place(item)
+            keys.setdefault(name, set()).add(data_key)
+        known, found = self._readings.get(key, {}), dict[str, _Reading]()
+        for name, data_keys in keys.items():
+            reading = await self._reading(key[0], name, data_keys, known.get(name))
+            if reading is not None:
+                found[name] = reading
+        self._readings[key] = found
+        return _results(key[0], sources, found)
+
+    async def _reading(
+        self, namespace: str, name: str, data_keys: Set[str], known: _Reading | None
+    ) -> _Reading | None:
+        """Return the content of a ConfigMap; ``None`` if it does not exist."""
+        try:
+            if known is not None and data_keys <= known.digests.keys():
+                now = await self.client.get(CONFIG_MAPS, namespace, name, metadata_only=True)
+                if _version(now) == known.version:
+                    return known
+            item = await self.client.get(CONFIG_MAPS, namespace, name)
+        except NotFound:
+            return None
+        content = {**(item.get("binaryData") or {}), **(item.get("data") or {})}
+        digests = {
+            data_key: hashlib.sha256(content[data_key].encode()).hexdigest()
+            for data_key in data_keys & content.keys()
+        }
+        return _Reading(_version(item), digests)
+
+
+def _results(
+    namespace: str, sources: Sequence[Fetch], readings: Mapping[str, _Reading]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the hashes of ConfigMap ``sources`` in a namespace, and messages on missing ones."""
     digests: dict[str, str] = {}
     missing: dict[str, str] = {}
     for item in sources:
         step, uri = item.key, item.source.uri
-        name, _, data_key = uri.removeprefix(_SCHEME).partition("/")
-        try:
-            found = await client.get(CONFIG_MAPS, namespace, name)
-        except NotFound:
+        name, data_key = _place(item)
+        if (reading := readings.get(name)) is None:
             missing[step] = (
                 f"{item.path}: {uri}: ConfigMap {name} does not exist in namespace "
                 f"{namespace}; create the ConfigMap"
             )
-            continue
-        content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
-        if content is None:
+        elif (digest := reading.digests.get(data_key)) is None:
             # The message does not list the existing keys: whoever may write a pipeline need not be
             # allowed to read ConfigMaps.
             missing[step] = (
                 f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add the key, "
                 "or name an existing key in the URI"
             )
-            continue
-        digests[step] = hashlib.sha256(content.encode()).hexdigest()
+        else:
+            digests[step] = digest
     return digests, missing
+
+
+def _place(source: Fetch) -> tuple[str, str]:
+    """Return the ConfigMap that a source names, and the key in it."""
+    name, _, data_key = source.source.uri.removeprefix(_SCHEME).partition("/")
+    return name, data_key
+
+
+def _version(item: Object) -> tuple[str, str]:
+    metadata = item["metadata"]
+    return str(metadata.get("uid") or ""), str(metadata.get("resourceVersion") or "")

@@ -11,7 +11,7 @@ from triton_pipelines.api.loadplan import ResolvedSource, ResolvedSources, resol
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Key, Store
 
-from .snapshot import Snapshot
+from .snapshot import Snapshot, parse_state
 from .state import PipelineState, json_object
 
 KEY_REPLICAS: Final = "replicas"
@@ -21,7 +21,7 @@ KEY_MILLIS: Final = "cpuMillis"
 def stored_state(store: Store, key: Key) -> PipelineState:
     """Return the state that the live ConfigMap of a pipeline has in the caches."""
     live = store.get(CONFIG_MAPS, key[0], names.live_name(key[1])) or {}
-    return PipelineState.parse((live.get("data") or {}).get(names.KEY_MEMORY))
+    return parse_state((live.get("data") or {}).get(names.KEY_MEMORY))
 
 
 def recorded(live: Mapping[str, str]) -> Mapping[str, int]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from triton_pipelines.api import names
+from triton_pipelines.controllers.timestamps import moment
 
 from .snapshot import Object
+
+# The shortest and the longest time (seconds) between two attempts while the garbage collector
+# deletes children of a former pipeline. They usually go within moments, but a finalizer may keep
+# them forever.
+_FORMER_CHILD_SECONDS: Final = (2.0, 60.0)
 
 
 class NameTaken(Exception):  # noqa: N818 - named after the condition
@@ -55,6 +62,17 @@ def check_owner(known: Object | None, item: Object, uid: str) -> None:
         f"{what} exists in this namespace and does not belong to this pipeline; delete or "
         "rename that object, or change metadata.name of the pipeline"
     )
+
+
+def former_child_wait(pipeline: Object, now: dt.datetime) -> float:
+    """Return the seconds until the next attempt while children of a former pipeline remain.
+
+    It is as long as the pipeline has existed, and so doubles with each attempt.
+    """
+    shortest, longest = _FORMER_CHILD_SECONDS
+    created = moment(str(pipeline["metadata"].get("creationTimestamp") or ""))
+    age = (now - created).total_seconds() if created is not None else 0.0
+    return min(max(age, shortest), longest)
 
 
 def _left_by_us(known: Object, item: Object) -> bool:

@@ -22,7 +22,7 @@ from triton_pipelines.triton.tls import TlsIdentity
 from .actions import soonest
 from .compiled_pipeline import CompiledPipeline
 from .probe_slots import SLOT_SECONDS, ProbeSlots
-from .reported_probes import reported_probes
+from .reported_probes import first_probe_after, reported_probes
 from .snapshot import Pod, Probe, Snapshot
 from .tls_trust import NO_TLS, TlsTrust
 
@@ -166,7 +166,7 @@ class PodProbes:
         }
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
         if key not in self._results:
-            self._results[key] = reported_probes(snapshot)
+            self._results[key] = reported_probes(snapshot, self.clock())
         known, hangs = self._results[key], self._hangs.setdefault(key, {})
         tasks = self._running.get(key, {})
         for uid in (known.keys() | tasks.keys()) - running.keys():
@@ -253,13 +253,16 @@ def due_in(
     period = float(health.period_seconds)
     if not is_settled:
         period = min(UNREADY_PROBE_SECONDS, period)
+    elif last.is_reported and not last.misses:
+        period = first_probe_after(pod.uid, period)
     return period - (now - last.at).total_seconds()
 
 
 def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
     """Return whether no probe tells if a pod serves.
 
-    It is new, has become ready since, or has not been probed since the operator started.
+    It is new, has become ready since, or has not been probed since the operator started although
+    the status does not report it as healthy.
 
     Args:
         pod: The pod.
@@ -269,8 +272,4 @@ def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
     is_unverified = (
         last is not None and runs_inference and last.inference_error is None and not last.error
     )
-    return (
-        last is None
-        or (last.is_reported and not last.misses)
-        or (pod.ready and (is_unverified or not last.ensemble_ready))
-    )
+    return last is None or (pod.ready and (is_unverified or not last.ensemble_ready))

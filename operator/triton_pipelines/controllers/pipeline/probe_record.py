@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ HUNG_PROBES_ALONE = 10
 # Least time between two probes that count as hung: a full queue rejects a probe at once, where
 # other probes wait for their deadline.
 HUNG_INTERVAL = dt.timedelta(seconds=10)
+
+
+_NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,15 @@ class Probe:
     def is_healthy(self) -> bool:
         """Whether nothing is wrong with the pod."""
         return self.ensemble_ready and not self.inference_error and not self.error
+
+    def for_comparison(self) -> object:
+        """Return what decisions depend on.
+
+        That is neither the time of the probe, nor the order of models, nor whether the status
+        reports the result: a probe that confirms it changes nothing.
+        """
+        own = replace(self, at=_NEVER, models=(), is_reported=False)
+        return own, frozenset(self.models)
 
     def merged_with(self, last: Probe | None) -> Probe:
         """Return this probe, or the last one if this one brought no response.

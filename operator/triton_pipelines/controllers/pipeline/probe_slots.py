@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from triton_pipelines.pod_calls import NamespaceSlots
 
 from .snapshot import Probe
 
@@ -24,32 +24,15 @@ HUNG_SLOTS_PER_NAMESPACE: Final = 4
 
 
 @dataclass(slots=True)
-class _Slots:
-    """Slots that are given in the order of requests, a bounded number to each namespace."""
-
-    total: int
-    per_namespace: int
-    _all: asyncio.Semaphore = field(init=False)
-    _own: weakref.WeakValueDictionary[str, asyncio.Semaphore] = field(
-        default_factory=weakref.WeakValueDictionary, init=False
-    )
-
-    def __post_init__(self) -> None:
-        self._all = asyncio.Semaphore(self.total)
-
-    @asynccontextmanager
-    async def hold(self, namespace: str) -> AsyncIterator[None]:
-        own = self._own.setdefault(namespace, asyncio.Semaphore(self.per_namespace))
-        async with own, self._all:
-            yield
-
-
-@dataclass(slots=True)
 class ProbeSlots:
     """Slots of all probes; one instance per process."""
 
-    _slots: _Slots = field(default_factory=lambda: _Slots(SLOTS, SLOTS_PER_NAMESPACE))
-    _hung: _Slots = field(default_factory=lambda: _Slots(HUNG_SLOTS, HUNG_SLOTS_PER_NAMESPACE))
+    _slots: NamespaceSlots = field(
+        default_factory=lambda: NamespaceSlots(SLOTS, SLOTS_PER_NAMESPACE)
+    )
+    _hung: NamespaceSlots = field(
+        default_factory=lambda: NamespaceSlots(HUNG_SLOTS, HUNG_SLOTS_PER_NAMESPACE)
+    )
 
     async def run(
         self, namespace: str, probe: Callable[[], Awaitable[Probe]], *, has_hung: bool

@@ -1,6 +1,6 @@
 """Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
 
-I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer``,
+I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer``, ``node_list``,
 ``config_map_sources``, ``tls_secret`` and ``image_volumes`` only.
 """
 
@@ -25,7 +25,6 @@ from triton_pipelines.cluster.errors import (
 from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import (
     INFERENCE_PIPELINES,
-    NODES,
     PODS,
 )
 from triton_pipelines.cluster.store import Store
@@ -39,13 +38,15 @@ from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .background_compiler import BackgroundCompiler
 from .chain import Context
+from .child_conflicts import ChildConflicts, name_of
 from .child_writer import CHILD_RESOURCES, REJECTIONS, RESOURCE_OF_KIND, ChildWriter
 from .compiled_pipeline import CompiledPipeline
-from .config_map_sources import read_sources
+from .config_map_sources import ConfigMapSources
 from .deployment_progress import may_roll, rolling_pipelines
 from .effective_spec import Resolver
 from .image_volumes import ImageVolumes
-from .owner_references import FormerChild
+from .node_list import NodeList
+from .owner_references import FormerChild, former_child_wait
 from .planner import plan
 from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober, ProbesPending
@@ -61,9 +62,6 @@ from .tls_trust import NO_TLS, tls_trust
 # How often (seconds) the content of ConfigMap sources is compared while they are not watched: they
 # do not have our label.
 SOURCE_POLL_SECONDS = 60.0
-# Delay (seconds) before the next iteration while the garbage collector deletes children of a former
-# pipeline of the same name. They usually go within moments.
-FORMER_CHILD_SECONDS = 2.0
 
 _log = structlog.get_logger(__name__)
 
@@ -96,9 +94,12 @@ class Reconciler:
     _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
+    _sources: ConfigMapSources = field(init=False)
     _tls: TlsSecrets = field(init=False)
     _images: ImageVolumes = field(init=False)
+    _nodes: NodeList = field(init=False)
     _settled: SettledPipelines = field(init=False)
+    _conflicts: ChildConflicts = field(default_factory=ChildConflicts)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment or preflight is being applied right now."""
     _rejections: dict[Key, dict[ApplyStage, str]] = field(default_factory=dict)
@@ -112,8 +113,10 @@ class Reconciler:
         self.resolver = Resolver(self.options)
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
+        self._sources = ConfigMapSources(self.client)
         self._tls = TlsSecrets(self.client)
         self._images = ImageVolumes(self.client, self.options)
+        self._nodes = NodeList(self.client, self.clock)
         self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue, self.release)
         self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
@@ -180,7 +183,13 @@ class Reconciler:
         poll_after = SOURCE_POLL_SECONDS if spec.sources else None
         tls_after = self._tls.recheck_after(key, self.clock())
         known_after = soonest(tls_after, poll_after, correct_after)
-        rest = (known_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
+        conflict_after = self._conflicts.recheck_after(key, self.clock())
+        rest = (
+            known_after,
+            self._pods.recheck_after(key),
+            conflict_after,
+            0.0 if has_unreported else None,
+        )
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
@@ -205,10 +214,12 @@ class Reconciler:
         self._pods.forget(key)
         self._probes.forget(key)
         self._tls.forget(key)
+        self._sources.forget(key)
         self.handover.tls.pop(key, None)
         self._status.forget(key)
         self._accepted.pop(key, None)
         self._settled.forget(key)
+        self._conflicts.forget(key)
         self._rejections.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
@@ -223,12 +234,12 @@ class Reconciler:
             for item in self.store.children(resource, key)
         }
         pods = await self._pods.observe(key)
-        digests, missing = await read_sources(self.client, key[0], sources)
+        digests, missing = await self._sources.read(key, sources)
         unplaced = any(
             pod.condition("PodScheduled").get("status") == "False"
             for pod in (*pods.server, *pods.tuning)
         )
-        nodes = await self._list_nodes() if unplaced else None
+        nodes = await self._nodes.read() if unplaced else None
         published = self.handover
         scaling = (published.intent(key), published.view(key), published.latencies.get(key))
         rejections = self._rejections.pop(key, {})
@@ -248,6 +259,7 @@ class Reconciler:
             preflight_rejection=rejections.get(ApplyStage.PREFLIGHT, ""),
             monitoring=published.monitoring.get(key),
             last_good_in_memory=last[1] if last[0] == uid else "",
+            conflicts=self._conflicts.findings(key, self.clock()),
         )
 
     async def _probe(
@@ -276,12 +288,6 @@ class Reconciler:
         )
         return probed, probe_after
 
-    async def _list_nodes(self) -> tuple[Object, ...] | None:
-        try:
-            return tuple((await self.client.list(NODES)).items)
-        except Forbidden:
-            return None  # As for a namespaced operator; the scheduler's own message is shown.
-
     def _may_roll(self, key: Key) -> bool:
         rolling = rolling_pipelines(self.store, self.clock()) | self._starting
         return may_roll(rolling, key, self.max_concurrent_rollouts)
@@ -307,14 +313,19 @@ class Reconciler:
         for event in events_after_failure(decided):
             await self._status.post(snapshot.pipeline, event)
         if isinstance(error, FormerChild):
-            return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
+            return Result(former_child_wait(snapshot.pipeline, self.clock()), "waiting")
         return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid, writer = snapshot.pipeline["metadata"].get("uid", ""), self._writer(key, decided)
-        await writer.apply_all(decided.apply[: decided.apply_before_clear], uid)
+        now, first = self.clock(), decided.apply_before_clear
+        delayed = self._conflicts.delayed(key, decided.apply, now)
+        due = [(name_of(item) not in delayed, item) for item in decided.apply]
+        await writer.apply_all([item for is_due, item in due[:first] if is_due], uid)
         await self._clear(key, decided)
-        await writer.apply_all(decided.apply[decided.apply_before_clear :], uid)
+        await writer.apply_all([item for is_due, item in due[first:] if is_due], uid)
+        applied = [item for is_due, item in due if is_due]
+        self._conflicts.record(key, applied, snapshot.children, now)
         for deletion in decided.delete:
             await self._delete(key, deletion, writer)
         if decided.resize is not None:

@@ -1,14 +1,16 @@
 """Probe results before the first probe of this process: what the status reports. Pure.
 
-A restarted operator has probed no pod yet, and its first probes may time out, as on an overloaded
-machine. A pod that the status reports as healthy is allowed as many of those as one that responded
-before, so that a restart alone changes nothing.
+A restarted operator has probed no pod yet. It trusts the status of a healthy pod until the first
+probe of that pod, so that not all pods are probed at once. A pod that does not respond to its first
+probes is allowed as many of those as one that responded before.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from typing import Final
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import ConditionType
@@ -17,14 +19,30 @@ from triton_pipelines.controllers.timestamps import moment
 from .probe_record import ModelState, Probe
 from .snapshot import Pod, Snapshot
 
-_BEFORE_START: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
+FIRST_PROBE_SECONDS: Final = 30.0
+"""Time after the first iteration in which healthy pods are probed for the first time."""
 
 
-def reported_probes(snapshot: Snapshot) -> dict[str, Probe]:
+def first_probe_after(uid: str, period: float) -> float:
+    """Return the seconds until the first probe of a pod that the status reports as healthy.
+
+    The first probes of all pods are spread evenly, by the hash of their uids.
+
+    Args:
+        uid: The pod's uid.
+        period: Seconds between two probes.
+    """
+    return min(period, FIRST_PROBE_SECONDS) * zlib.crc32(uid.encode()) / 2**32
+
+
+def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
     """Return a healthy result for each pod of a revision that the status reports as ready.
+
+    It is the result that a probe of such a pod has, so that its first probe changes nothing.
 
     Args:
         snapshot: The pipeline as the operator observes it for the first time.
+        now: The current time.
 
     Returns:
         The results by pod uid, without pods that were created after the status was written. Empty
@@ -35,6 +53,7 @@ def reported_probes(snapshot: Snapshot) -> dict[str, Probe]:
     pods = [
         pod for pod in snapshot.pods if not pod.deleting and pod.revision == status.get("revision")
     ]
+    state = snapshot.state()
     is_reported = (
         steps
         and written is not None
@@ -45,19 +64,27 @@ def reported_probes(snapshot: Snapshot) -> dict[str, Probe]:
     )
     if not is_reported or written is None:
         return {}
-    models = tuple(ModelState(str(step.get("modelName")), "READY") for step in steps)
     return {
         pod.uid: Probe(
-            at=_BEFORE_START,
+            at=now,
             ensemble_ready=True,
-            models=models,
+            models=_models(status),
             inference_error="",
+            mismatch=next(iter(state.warnings.mismatches), ""),
             server_restarts=pod.server_restarts,
+            has_answered=state.pod_repair.answered.get(pod.uid) == pod.server_restarts,
             is_reported=True,
         )
         for pod in pods
         if pod.ready and _is_created_by(pod, written)
     }
+
+
+def _models(status: Mapping[str, Any]) -> tuple[ModelState, ...]:
+    """Return the models of a ready pod: those of the steps, and the ensemble."""
+    steps = [step.get("modelName") for step in status.get("steps") or ()]
+    names_in_pod = {*steps, (status.get("ensemble") or {}).get("modelName")} - {None}
+    return tuple(ModelState(name, "READY") for name in sorted(map(str, names_in_pod)))
 
 
 def _is_created_by(pod: Pod, time: dt.datetime) -> bool:

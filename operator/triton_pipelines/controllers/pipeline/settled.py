@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from triton_pipelines.cluster.store import Store
@@ -17,6 +17,7 @@ from triton_pipelines.controllers.handover import Handover
 
 from .actions import Plan, soonest
 from .compiled_pipeline import CompiledPipeline
+from .live_config_map import stored_state
 from .pod_probes import PodProbes
 from .snapshot import Snapshot
 from .tls_trust import NO_TLS
@@ -25,7 +26,6 @@ from .tls_trust import NO_TLS
 # --resync-seconds. Nothing depends on it: policies state when they are due, and watches and the
 # relist report changes of objects.
 SETTLED_SECONDS: Final = 600.0
-_NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,16 @@ class SettledPipelines:
             published.intent(key),
             published.view(key),
             published.latencies.get(key),
-            published.monitoring.get(key),
+            self._monitoring(key),
         )
+
+    def _monitoring(self, key: Key) -> object:
+        """Return the findings on monitoring objects: until they are published, the recorded ones.
+
+        A plan keeps the recorded ones until then.
+        """
+        findings = self.handover.monitoring.get(key)
+        return stored_state(self.store, key).warnings.monitoring if findings is None else findings
 
     def observed(self, key: Key) -> object:
         """Return what an iteration finds out before it plans, for comparison.
@@ -70,7 +78,7 @@ class SettledPipelines:
         return (
             dict(self.handover.resize_rejections.get(key, {})),
             dict(self.handover.replica_sets.get(key, {})),
-            {uid: replace(probe, at=_NEVER) for uid, probe in self.probes.of(key).items()},
+            {uid: probe.for_comparison() for uid, probe in self.probes.of(key).items()},
         )
 
     async def repeat(self, key: Key) -> Result | None:

@@ -183,6 +183,8 @@ class Snapshot:
     Secret cannot be used."""
     certificate_problem: str = field(default="", kw_only=True)
     """Why that Secret cannot be used; empty if it can, and without TLS."""
+    conflicts: tuple[Finding, ...] = field(default=(), kw_only=True)
+    """Findings on objects that another manager changes again after each correction."""
     image_problem: str = field(default="", kw_only=True)
     """Why the API server cannot mount the current spec's image sources; empty if it can, and
     without such sources."""
@@ -246,7 +248,7 @@ class Snapshot:
 
     def state(self) -> PipelineState:
         """Return the state that the policies keep."""
-        return _state_of(self.live_data().get(names.KEY_MEMORY))
+        return parse_state(self.live_data().get(names.KEY_MEMORY))
 
     def rollout_state(self, state: RolloutState, desired: str) -> RolloutState:
         """Return the state without a failure of another spec, or one that cannot be rolled back.
@@ -317,7 +319,7 @@ def _parse_record(text: str | None) -> Mapping[str, Any] | None:
 # An iteration reads the same texts several times. The state of an idle pipeline, 2 KB, is read with
 # each probe of its pods: there is room for that of 1,500 pipelines. Each of these texts may have
 # 1 MiB, with other content at each edit.
-_state_of = TextCache(PipelineState.parse, 3 * 1024**2)
+parse_state = TextCache(PipelineState.parse, 3 * 1024**2)
 _record_of = TextCache(_parse_record, 3 * 1024**2 // 2)
 
 

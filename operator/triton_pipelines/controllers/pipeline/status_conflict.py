@@ -57,7 +57,8 @@ class WrittenStatus:
 
     def with_correction(self, pipeline: Mapping[str, Any], now: dt.datetime) -> WrittenStatus:
         """Return the state after correcting the observed pipeline now."""
-        managers = self.managers.with_manager(_other_manager(pipeline["metadata"]), now)
+        other = last_other_manager(pipeline["metadata"], names.MANAGER_STATUS, "status")
+        managers = self.managers.with_manager(other, now)
         return replace(self, managers=managers.with_manager(names.MANAGER_STATUS, now))
 
     def with_status(self, applied: Mapping[str, Any], status: Mapping[str, Any]) -> WrittenStatus:
@@ -90,12 +91,18 @@ def summary_of(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
     )
 
 
-def _other_manager(metadata: Mapping[str, Any]) -> str:
-    """Return the manager, other than the operator, that last wrote the status."""
+def last_other_manager(metadata: Mapping[str, Any], own: str, subresource: str = "") -> str:
+    """Return the manager that last wrote a subresource, other than the operator.
+
+    Args:
+        metadata: Metadata of the object.
+        own: The operator's field manager.
+        subresource: The subresource; empty for the rest of the object.
+    """
     others = [
         (str(entry.get("time") or ""), str(entry["manager"]))
         for entry in metadata.get("managedFields") or ()
-        if entry.get("subresource") == "status"
-        and entry.get("manager") not in (None, "", names.MANAGER_STATUS)
+        if (entry.get("subresource") or "") == subresource
+        and entry.get("manager") not in (None, "", own)
     ]
     return max(others)[1] if others else UNKNOWN_MANAGER

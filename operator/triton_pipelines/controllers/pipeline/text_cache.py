@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -15,7 +16,10 @@ _ENTRY_CHARACTERS: Final = 100
 
 @dataclass(slots=True)
 class TextCache(Generic[T]):
-    """The results for the texts that were used last. They are shared, and must not be changed."""
+    """The results for the texts that were used last. They are shared, and must not be changed.
+
+    Threads may use one cache; a text that two of them need at the same time is parsed twice.
+    """
 
     parse: Callable[[str | None], T]
     """Returns the result for a text."""
@@ -26,19 +30,27 @@ class TextCache(Generic[T]):
     """Results by text, the one that was used last at the end."""
     _characters: int = 0
 
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
     def __call__(self, text: str | None) -> T:
         """Return the result for a text."""
-        if text in self._results:
-            result = self._results.pop(text)
-        else:
-            result = self.parse(text)
+        with self._lock:
+            if text in self._results:
+                result = self._results[text] = self._results.pop(text)
+                return result
+        result = self.parse(text)
+        with self._lock:
+            self._keep(text, result)
+        return result
+
+    def _keep(self, text: str | None, result: T) -> None:
+        if text not in self._results:
             self._characters += _cost(text)
         self._results[text] = result
         while self._characters > self.characters_max:
             oldest = next(iter(self._results))
             del self._results[oldest]
             self._characters -= _cost(oldest)
-        return result
 
 
 def _cost(text: str | None) -> int:

@@ -243,10 +243,8 @@ def _image(item: PlanFetch, location: uris.SourceLocation, images: Path) -> Open
             retryable=True,
         )
     place = (item.path or "") if _is_tree(item) else None
-    folder, (_, file) = fence, requested_file(item, "", True)
-    if item.kind is FetchKind.TOKENIZER and item.path and (fence / item.path).is_dir():
-        folder, file = fence / item.path, None
-    source = FolderSource(folder, fence, "check the path in the image", is_linked=True)
+    _, file = requested_file(item, "", True)
+    source = FolderSource(fence, fence, "check the path in the image", is_linked=True)
     return OpenedSource(source, file, location, is_linked=True, place=place)
 
 

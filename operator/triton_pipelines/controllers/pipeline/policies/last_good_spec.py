@@ -15,7 +15,7 @@ from typing import Any, Final
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.parse import parse
+from triton_pipelines.api.parse import parse, read_of
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.controllers.pipeline.chain import Context, Resolve
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
@@ -23,6 +23,7 @@ from triton_pipelines.controllers.pipeline.reconciled_spec import Blocked, Recon
 from triton_pipelines.controllers.pipeline.snapshot import FIELDS_WITHOUT_ROLLOUT, Object, Snapshot
 from triton_pipelines.controllers.pipeline.state import json_object
 from triton_pipelines.controllers.pipeline.status import stalled
+from triton_pipelines.controllers.pipeline.text_cache import TextCache
 
 from .revision import WAITING_SECONDS
 
@@ -160,21 +161,33 @@ def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
         pipeline={**snapshot.pipeline, "metadata": metadata, "spec": spec},
         digests=hashes,
     )
+    if (updated := _with_current(last, FIELDS_WITHOUT_ROLLOUT, current)) is not None:
+        return updated
     for key in FIELDS_WITHOUT_ROLLOUT:
-        last = _with_present(last, key, current)
+        last = _with_current(last, (key,), current) or last
     return last
 
 
-def _with_present(last: Snapshot, key: str, current: Mapping[str, Any]) -> Snapshot:
-    """Return the last good spec with one field of the current one, unless that field is invalid."""
-    spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | (
-        {key: current[key]} if key in current else {}
-    )
-    if spec == last.pipeline["spec"]:
+def _with_current(
+    last: Snapshot, fields: Sequence[str], current: Mapping[str, Any]
+) -> Snapshot | None:
+    """Return the last good spec with fields of the current one; ``None`` if that is invalid."""
+    before = last.pipeline["spec"]
+    spec = {name: value for name, value in before.items() if name not in fields}
+    spec |= {name: current[name] for name in fields if name in current}
+    if spec == before:
         return last
     pipeline = {**last.pipeline, "spec": spec}
-    compiled, findings = parse(pipeline)
-    return last if compiled is None or findings else replace(last, pipeline=pipeline)
+    return replace(last, pipeline=pipeline) if _is_valid(json.dumps(read_of(pipeline))) else None
+
+
+def _parses(text: str | None) -> bool:
+    pipeline, findings = parse(json.loads(text or ""))
+    return pipeline is not None and not findings
+
+
+# Each iteration reads the last good spec several times.
+_is_valid = TextCache(_parses, 4 * 1024**2)
 
 
 def kept_revision(snapshot: Snapshot, compiled: str = "") -> str:

@@ -213,8 +213,11 @@ def _broken(
         if fault is None or pod.deleting or pod in to_delete:
             continue
         another_serves = any(
-            # A pod that missed the last probes may have the same fault.
-            (probe := probes.get(other.uid)) is not None and probe.is_healthy and not probe.misses
+            # A pod that missed the last probes may have the same fault, and so may one that this
+            # process has not probed yet.
+            (probe := probes.get(other.uid)) is not None
+            and probe.is_healthy
+            and not (probe.misses or probe.is_reported)
             for other in pods
             if other.serving and other.uid != pod.uid and other not in to_delete
         )

@@ -27,9 +27,9 @@ from .tuning_run import stale_result_warnings
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Collect all warnings.
 
-    They are of the spec, the server, the SLO, the tuning run, the certificate, monitoring, the
-    loader and outputs, in this order. What is only observed from time to time is recorded:
-    ``status.warnings`` may lack some.
+    They are of the spec, the server, the SLO, the tuning run, the certificate, other managers,
+    monitoring, the loader and outputs, in this order. What is only observed from time to time is
+    recorded: ``status.warnings`` may lack some.
     """
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     before = draft.state.warnings
@@ -53,6 +53,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             *unknown_latency_warnings(state.unknown_latency),
             *stale_result_warnings(draft.of(TunedPadding).run, desired),
             *_certificate_warnings(snapshot, now),
+            *snapshot.conflicts,
             *state.monitoring,
             *state.loader,
             *mismatch_warnings(state.mismatches),

@@ -1,0 +1,134 @@
+"""Another manager undoes each correction of an object of the pipeline."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from tests.support.messages import Messages
+from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
+from tests.support.worlds import START
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SERVICES, resource_of
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.pipeline.reconciler import Reconciler
+
+OTHER = "argocd-controller"
+
+
+class Server(AcceptingClient):
+    """A fake API server that keeps objects in the caches, and counts applies of the Service."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+        self.now = START
+        self.version = 1
+        self.applied = 0
+        self.document = stored()
+        store.put(INFERENCE_PIPELINES, self.document)
+
+    def _versioned(self, obj: Object) -> Object:
+        self.version += 1
+        metadata = {"uid": f"uid-{obj['metadata']['name']}", **obj["metadata"]}
+        return {**obj, "metadata": {**metadata, "resourceVersion": str(self.version)}}
+
+    async def apply(self, obj: Object, **_: Any) -> Object:
+        self.applied += (obj["kind"], obj["metadata"]["name"]) == ("Service", KEY[1])
+        return self._versioned(obj)
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        self.statuses.append(obj["status"])
+        self.document = self._versioned({**self.document, "status": obj["status"]})
+        return self.document
+
+    def edit(self) -> None:
+        """Change the selector of the Service as the other manager."""
+        service = copy.deepcopy(self.store.get(SERVICES, *KEY))
+        assert service is not None
+        service["spec"]["selector"] = {"forged": "yes"}
+        service["metadata"]["managedFields"] = [
+            {"manager": OTHER, "operation": "Apply", "time": "2026-01-01T00:00:00Z"}
+        ]
+        self.store.put(resource_of(service), self._versioned(service))
+
+    def delete(self) -> None:
+        """Delete the Service."""
+        self.store.remove(SERVICES, *KEY)
+
+    def is_corrected(self) -> bool:
+        """Return whether the Service is as the operator applies it."""
+        service = self.store.get(SERVICES, *KEY)
+        return service is not None and "forged" not in service["spec"]["selector"]
+
+    def warnings(self) -> list[str]:
+        """Return the messages of the status about objects of the pipeline."""
+        found = (self.document.get("status") or {}).get("warnings") or ()
+        return [item["message"] for item in found if item["path"] == "metadata.name"]
+
+
+async def applied() -> tuple[Server, Reconciler]:
+    """Return a server with the objects of a pipeline, and the reconciler that applied them."""
+    store = Store()
+    server = Server(store)
+    subject = reconciler_of(server, store, clock=lambda: server.now)
+    await subject.reconcile(KEY)
+    assert server.applied == 1
+    return server, subject
+
+
+@pytest.mark.parametrize("change", [Server.edit, Server.delete])
+async def test_an_object_that_is_changed_after_each_correction_is_corrected_less_often(
+    change: Any, messages: Messages
+) -> None:
+    server, subject = await applied()
+    for _ in range(300):  # five minutes
+        change(server)
+        result = await subject.reconcile(KEY)
+        server.now += dt.timedelta(seconds=1)
+    assert 10 <= server.applied <= 18
+    (message,) = server.warnings()
+    messages.check(message)
+    assert f"Service {KEY[1]}" in message
+    assert names.MANAGER_CHILDREN in message
+    assert (OTHER in message) is (change is Server.edit)
+    assert result.requeue_after is not None
+    assert result.requeue_after <= 30, "the last change is corrected in time"
+    server.now += dt.timedelta(seconds=30)
+    await subject.reconcile(KEY)
+    assert server.is_corrected()
+    server.now += dt.timedelta(minutes=11)
+    await subject.reconcile(KEY)
+    assert server.warnings() == []
+
+
+async def test_other_objects_and_new_content_are_applied_at_once_during_a_conflict() -> None:
+    server, subject = await applied()
+    for _ in range(20):
+        server.edit()
+        await subject.reconcile(KEY)
+    count = server.applied
+    server.edit()
+    server.document["spec"]["server"] = {
+        **server.document["spec"].get("server", {}),
+        "service": {"annotations": {"new": "yes"}},
+    }
+    server.document["metadata"] |= {"generation": 2}
+    server.store.put(INFERENCE_PIPELINES, server._versioned(server.document))
+    await subject.reconcile(KEY)
+    assert server.applied == count + 1
+    assert server.is_corrected()
+
+
+async def test_edits_by_hand_are_corrected_at_once() -> None:
+    server, subject = await applied()
+    for number in range(5):
+        server.edit()
+        await subject.reconcile(KEY)
+        assert server.is_corrected(), number
+        server.now += dt.timedelta(minutes=11)
+    assert server.warnings() == []
