@@ -291,6 +291,7 @@ async def world(
 
 SPEC: dict[str, Any] = {
     "tokenizer": {
+        "implementation": "Python",
         "instances": {"initial": 1, "min": 1, "max": 6},
         "dynamicBatching": {"preferredBatchSizes": None},
     },
@@ -303,7 +304,8 @@ SPEC: dict[str, Any] = {
 }
 """The sentiment pipeline, with a loop that is fast enough for a test.
 
-Its model is meant for a GPU; a stub replaces it.
+Its model is meant for a GPU; a stub replaces it. Stubs of the Python backend also replace the
+tokenizer, so that its costs can be chosen.
 """
 
 

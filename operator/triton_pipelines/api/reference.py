@@ -118,7 +118,7 @@ REASON_MEANING: Mapping[Reason, str] = {
         "A Job without GPUs runs the loader's checks of the new revision before a serving pod "
         "is removed to make room for it."
     ),
-    Reason.DRAINING: "Pods of older revisions are finishing their requests.",
+    Reason.DRAINING: "Pods of older revisions, or more pods than desired, still exist.",
     Reason.WAITING_FOR_GPU: (
         "No node has the GPUs that a pod requests. The message lists the request and the GPUs "
         "of the nodes."

@@ -185,7 +185,7 @@ async def report_faults(here: Scene) -> None:
     await here.until_no_metrics("PrometheusError", "HTTP 503")
     here.proxy.clear()
     here.proxy.inject(Fault(path=COUNTERS, times=None, rewrite=without_model))
-    await here.until_no_metrics("MetricsPartial", "no series for model model")
+    await here.until_no_metrics("MetricsPartial", "no series for model 'model'")
     here.proxy.clear()
     release = threading.Event()
     here.proxy.inject(Fault(path="query", times=None, release=release))

@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support import nullbackend
 from tests.support.triton import triton_server
+from triton_pipelines.api import names
 from triton_pipelines.compile.validation import (
     DEADLY,
     LIMITS,
@@ -412,7 +413,7 @@ def running(
     """
     repository, backends = folder / "repository", folder / "backends"
     repository.mkdir(parents=True)
-    distribution = nullbackend.distribution(backends, python=python)
+    distribution = nullbackend.distribution(backends, names.NATIVE_TOKENIZER_BACKEND, python=python)
     log = folder / "tritonserver.log"
     # TRITONSERVER logs a line per request at this verbosity, which nothing here reads. Errors
     # remain.

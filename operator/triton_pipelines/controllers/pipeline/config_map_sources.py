@@ -32,7 +32,7 @@ def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _SourceReading:
     """What a ConfigMap contained when it was last read."""
 
     version: tuple[str, str]
@@ -46,7 +46,7 @@ class ConfigMapSources:
     """The last readings of each pipeline's ConfigMaps; one instance per process."""
 
     client: Client
-    _readings: dict[Key, dict[str, _Reading]] = field(default_factory=dict)
+    _readings: dict[Key, dict[str, _SourceReading]] = field(default_factory=dict)
 
     def forget(self, key: Key) -> None:
         """Drop what was read for a deleted pipeline."""
@@ -66,7 +66,7 @@ class ConfigMapSources:
         for item in sources:
             name, data_key = _place(item)
             keys.setdefault(name, set()).add(data_key)
-        known, found = self._readings.get(key, {}), dict[str, _Reading]()
+        known, found = self._readings.get(key, {}), dict[str, _SourceReading]()
         for name, data_keys in keys.items():
             reading = await self._reading(key[0], name, data_keys, known.get(name))
             if reading is not None:
@@ -75,8 +75,8 @@ class ConfigMapSources:
         return _results(key[0], sources, found)
 
     async def _reading(
-        self, namespace: str, name: str, data_keys: Set[str], known: _Reading | None
-    ) -> _Reading | None:
+        self, namespace: str, name: str, data_keys: Set[str], known: _SourceReading | None
+    ) -> _SourceReading | None:
         """Return the content of a ConfigMap; ``None`` if it does not exist."""
         try:
             if known is not None and data_keys <= known.digests.keys():
@@ -91,11 +91,11 @@ class ConfigMapSources:
             data_key: hashlib.sha256(content[data_key].encode()).hexdigest()
             for data_key in data_keys & content.keys()
         }
-        return _Reading(_version(item), digests)
+        return _SourceReading(_version(item), digests)
 
 
 def _results(
-    namespace: str, sources: Sequence[Fetch], readings: Mapping[str, _Reading]
+    namespace: str, sources: Sequence[Fetch], readings: Mapping[str, _SourceReading]
 ) -> tuple[dict[str, str], dict[str, str]]:
     digests: dict[str, str] = {}
     missing: dict[str, str] = {}

@@ -189,9 +189,11 @@ def _shape_obstacles(name: str, shape: tuple[int | str | None, ...] | None) -> I
 
 def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
     """Check the inputs that the tokenizer does not fill."""
-    planned = {item.name for item in plan.inputs}
+    planned, graph_inputs = {item.name for item in plan.inputs}, inputs(model.graph)
+    if not planned <= graph_inputs.keys():
+        return  # A wrong name is reported already, and may be that of another input.
     advice = f"export the model without this input, or {FIXED}"
-    for name, value in inputs(model.graph).items():
+    for name, value in graph_inputs.items():
         if name in planned:
             continue
         shape = dims(value)
