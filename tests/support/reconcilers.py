@@ -11,7 +11,7 @@ from tests.support.worlds import START
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import REPLICA_SETS, Resource
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, REPLICA_SETS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.handover import Handover
@@ -57,6 +57,33 @@ class AcceptingClient(Client):
     async def create(self, obj: Object, **_: Any) -> Object:
         self.events.append(obj)
         return obj
+
+
+class VersioningClient(AcceptingClient):
+    """A fake API server whose writes get a new ``resourceVersion``, with one pipeline."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+        self.now = START
+        self.version = 1
+        self.document = stored()
+        store.put(INFERENCE_PIPELINES, self.document)
+
+    def versioned(self, obj: Object) -> Object:
+        """Return the object with the next ``resourceVersion``, and with a uid."""
+        self.version += 1
+        metadata = {"uid": f"uid-{obj['metadata']['name']}", **obj["metadata"]}
+        return {**obj, "metadata": {**metadata, "resourceVersion": str(self.version)}}
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        self.statuses.append(obj["status"])
+        return self.store_status(obj["status"])
+
+    def store_status(self, status: Object) -> Object:
+        """Store the status, and return the pipeline."""
+        self.document = self.versioned({**self.document, "status": status})
+        return self.document
 
 
 async def no_probe(target: ProbeTarget, now: dt.datetime) -> Probe:

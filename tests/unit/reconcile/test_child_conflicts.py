@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.messages import Messages
-from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
-from tests.support.worlds import START
+from tests.support.reconcilers import KEY, VersioningClient, reconciler_of
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SERVICES, resource_of
@@ -20,31 +19,14 @@ from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 OTHER = "argocd-controller"
 
 
-class Server(AcceptingClient):
-    """A fake API server that keeps objects in the caches, and counts applies of the Service."""
+class Server(VersioningClient):
+    """It also counts applies of the Service, which another manager edits."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self.store = store
-        self.now = START
-        self.version = 1
-        self.applied = 0
-        self.document = stored()
-        store.put(INFERENCE_PIPELINES, self.document)
-
-    def _versioned(self, obj: Object) -> Object:
-        self.version += 1
-        metadata = {"uid": f"uid-{obj['metadata']['name']}", **obj["metadata"]}
-        return {**obj, "metadata": {**metadata, "resourceVersion": str(self.version)}}
+    applied = 0
 
     async def apply(self, obj: Object, **_: Any) -> Object:
         self.applied += (obj["kind"], obj["metadata"]["name"]) == ("Service", KEY[1])
-        return self._versioned(obj)
-
-    async def apply_status(self, obj: Object, **_: Any) -> Object:
-        self.statuses.append(obj["status"])
-        self.document = self._versioned({**self.document, "status": obj["status"]})
-        return self.document
+        return self.versioned(obj)
 
     def edit(self) -> None:
         """Change the selector of the Service as the other manager."""
@@ -54,7 +36,7 @@ class Server(AcceptingClient):
         service["metadata"]["managedFields"] = [
             {"manager": OTHER, "operation": "Apply", "time": "2026-01-01T00:00:00Z"}
         ]
-        self.store.put(resource_of(service), self._versioned(service))
+        self.store.put(resource_of(service), self.versioned(service))
 
     def delete(self) -> None:
         """Delete the Service."""
@@ -118,7 +100,7 @@ async def test_other_objects_and_new_content_are_applied_at_once_during_a_confli
         "service": {"annotations": {"new": "yes"}},
     }
     server.document["metadata"] |= {"generation": 2}
-    server.store.put(INFERENCE_PIPELINES, server._versioned(server.document))
+    server.store.put(INFERENCE_PIPELINES, server.versioned(server.document))
     await subject.reconcile(KEY)
     assert server.applied == count + 1
     assert server.is_corrected()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
+from tests.support.reconcilers import KEY, VersioningClient, reconciler_of
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
@@ -22,37 +22,19 @@ from triton_pipelines.controllers.pipeline.status_writer import STATUS_CONFLICT
 OTHER = "argocd-controller"
 
 
-class Server(AcceptingClient):
-    """A fake API server that keeps statuses."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self.store = store
-        self.now = START
-        self.version = 1
-        self.document = stored()
-        store.put(INFERENCE_PIPELINES, self.document)
-
-    async def apply_status(self, obj: Object, **_: Any) -> Object:
-        self.statuses.append(obj["status"])
-        return self._stored(obj["status"])
-
-    def _stored(self, status: Object) -> Object:
-        self.version += 1
-        metadata = {**self.document["metadata"], "resourceVersion": str(self.version)}
-        self.document = {**self.document, "metadata": metadata, "status": status}
-        return self.document
+class Server(VersioningClient):
+    """Another manager also writes its status."""
 
     def overwrite(self, **fields: Any) -> None:
         """Write fields of the status as the other manager."""
         status = {**copy.deepcopy(self.document["status"]), **fields}
-        self.store.put(INFERENCE_PIPELINES, self._stored(status))
+        self.store.put(INFERENCE_PIPELINES, self.store_status(status))
 
     def change_spec(self) -> None:
         """Change the spec of the pipeline."""
         generation = self.document["metadata"]["generation"] + 1
         self.document["metadata"] |= {"generation": generation}
-        self._stored(self.document["status"])
+        self.store_status(self.document["status"])
         self.store.put(INFERENCE_PIPELINES, self.document)
 
 
