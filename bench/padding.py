@@ -90,7 +90,7 @@ def variants() -> Sequence[Variant]:
 
 
 def run() -> None:
-    """Measure, print and write S1 and S2 with their parts, with the Python tokenizer; 6 minutes."""
+    """Measure, print and write S1 and S2 with their parts; 6 minutes."""
     real_step.prepare()
     startable = _startable(variants())
     found: dict[str, list[LoadSummary]] = {}
@@ -208,7 +208,7 @@ def _write(found: Rounds, busy: Mapping[str, Sequence[float]], notes: Sequence[s
         )
         goal = thresholds()[identity]["goal"]
         write(
-            identity + real_step.step_suffix(),
+            identity + real_step.suffix(),
             gains,
             unit=f"times the requests/s ({statistics.median(late):.2f} times the p99)",
             goal=goal,
@@ -219,10 +219,10 @@ def _write(found: Rounds, busy: Mapping[str, Sequence[float]], notes: Sequence[s
             ),
             stand_ins=[] if one == CPU_AUTO or real_step.is_real() else [STAND_IN],
             detail={"p99Ratios": [round(value, 3) for value in late], "variants": rows, **extra},
-            command=real_step.step_command(identity),
+            command=real_step.command(identity),
         )
         print(
-            f"{identity}{real_step.step_suffix()}: {statistics.median(gains):.2f} times, p99 "
+            f"{identity}{real_step.suffix()}: {statistics.median(gains):.2f} times, p99 "
             f"{statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}"
         )
 
@@ -270,7 +270,7 @@ def _plot(found: Rounds) -> None:
         title = f"S1: padding modes ({real_step.device()})"
     whiskers = f"whiskers: lowest and highest p99 of {ROUNDS} rounds"
     plots.save(
-        f"S1{real_step.step_suffix()}",
+        f"S1{real_step.suffix()}",
         Chart(
             title,
             series,

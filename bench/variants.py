@@ -15,10 +15,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bench import real_step
+from e2e import tokenizer as implementation
+from e2e.local import native
 from e2e.models import tree
 from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor
 from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
+from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, NATIVE_TOKENIZER_LIBRARY
 from triton_pipelines.tools.loadgen import (
     LoadResult,
     LoadSpec,
@@ -150,18 +153,19 @@ def _write(repository: Path, variant: Variant, files: _Files, batching: Mapping[
         "outputs": json.dumps({"input_ids": "InputIds", "attention_mask": "AttentionMask"}),
     }
     texts_in = [tensor("TEXT", "TYPE_STRING", "1")]
-    put(
+    text = config(
         tokenizer,
-        config(
-            tokenizer,
-            texts_in,
-            ids,
-            parameters,
-            count=variant.tokenizers,
-            max_batch_size=MAX_BATCH,
-        ),
-        {"model.py": runtime.source("tokenizer"), "tokenizer.json": files.tokenizer},
+        texts_in,
+        ids,
+        parameters,
+        count=variant.tokenizers,
+        max_batch_size=MAX_BATCH,
     )
+    code: dict[str, str | bytes] = {"model.py": runtime.source("tokenizer")}
+    if implementation.is_native():
+        text = text.replace('backend: "python"', f'backend: "{NATIVE_TOKENIZER_BACKEND}"')
+        code = {NATIVE_TOKENIZER_LIBRARY: native.library().read_bytes()}
+    put(tokenizer, text, {**code, "tokenizer.json": files.tokenizer})
     is_real = variant.mode in (RUNNER, PACKED_GPU)
     output, width = ("logits", "2") if is_real else ("scores", "1")
     outputs = [tensor(output, "TYPE_FP32", width)]
