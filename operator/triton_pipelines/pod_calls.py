@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -33,6 +33,27 @@ class NamespaceSlots:
         own = self._own.setdefault(namespace, asyncio.Semaphore(self.per_namespace))
         async with own, self._all:
             yield
+
+
+@dataclass(frozen=True, slots=True)
+class PodSlots:
+    """Slots for calls of pods; pods whose last call was slow have slots of their own.
+
+    Such a call may hold its slot up to its time limit. In the slots of the other pods, the slow
+    pods of a few namespaces would therefore delay the pods of all others.
+    """
+
+    fast: NamespaceSlots
+    slow: NamespaceSlots
+
+    def hold(self, namespace: str, *, is_slow: bool) -> AbstractAsyncContextManager[None]:
+        """Hold a slot as long as the context lasts.
+
+        Args:
+            namespace: The namespace of the pod.
+            is_slow: Whether its last call was slow.
+        """
+        return (self.slow if is_slow else self.fast).hold(namespace)
 
 
 @dataclass(slots=True)

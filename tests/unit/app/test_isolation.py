@@ -191,10 +191,10 @@ async def test_a_count_that_hangs_does_not_delay_the_tick(
     loop.flow(10.0)
     loop.cache()
 
-    async def hang(*_: Any) -> None:
+    async def hang() -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(controller, "query_counts", hang)
+    monkeypatch.setattr(controller, "due_queries", lambda *_: {(loop.key, "pod"): hang})
     async with asyncio.timeout(60):
         await loop.tick()
     assert loop.collector.asked, "samples are collected all the same"

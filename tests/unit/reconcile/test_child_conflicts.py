@@ -12,9 +12,11 @@ from tests.support.messages import Messages
 from tests.support.reconcilers import KEY, VersioningClient, reconciler_of
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.errors import Invalid
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SERVICES, resource_of
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
+from triton_pipelines.controllers.pipeline.status_conflict import UNKNOWN_MANAGER
 
 OTHER = "argocd-controller"
 
@@ -23,18 +25,28 @@ class Server(VersioningClient):
     """It also counts applies of the Service, which another manager edits."""
 
     applied = 0
+    rejects_deployments = False
 
     async def apply(self, obj: Object, **_: Any) -> Object:
+        if obj["kind"] == "Deployment" and self.rejects_deployments:
+            raise Invalid(422, "Invalid", "a field of the Deployment is invalid")
         self.applied += (obj["kind"], obj["metadata"]["name"]) == ("Service", KEY[1])
         return self.versioned(obj)
 
-    def edit(self) -> None:
-        """Change the selector of the Service as the other manager."""
+    def edit(self, corrected: str = "2025-01-01T00:00:00Z") -> None:
+        """Change the selector of the Service as the other manager.
+
+        ``corrected`` is when the operator last wrote it.
+        """
         service = copy.deepcopy(self.store.get(SERVICES, *KEY))
         assert service is not None
         service["spec"]["selector"] = {"forged": "yes"}
         service["metadata"]["managedFields"] = [
-            {"manager": OTHER, "operation": "Apply", "time": "2026-01-01T00:00:00Z"}
+            {"manager": manager, "operation": "Apply", "time": time, "fieldsV1": {}}
+            for manager, time in (
+                (OTHER, "2026-01-01T00:00:00Z"),
+                (names.MANAGER_CHILDREN, corrected),
+            )
         ]
         self.store.put(resource_of(service), self.versioned(service))
 
@@ -104,6 +116,32 @@ async def test_other_objects_and_new_content_are_applied_at_once_during_a_confli
     await subject.reconcile(KEY)
     assert server.applied == count + 1
     assert server.is_corrected()
+
+
+async def test_an_object_is_corrected_less_often_while_another_one_is_rejected() -> None:
+    store = Store()
+    server = Server(store)
+    server.rejects_deployments = True
+    subject = reconciler_of(server, store, clock=lambda: server.now)
+    await subject.reconcile(KEY)
+    for _ in range(300):  # five minutes
+        server.edit()
+        await subject.reconcile(KEY)
+        server.now += dt.timedelta(seconds=1)
+    assert 10 <= server.applied <= 18
+
+
+async def test_a_manager_that_wrote_before_the_last_correction_is_not_named() -> None:
+    """A manager that removes a field without setting one leaves no trace."""
+    server, subject = await applied()
+    for _ in range(5):
+        server.edit(corrected="2026-01-01T00:00:01Z")
+        await subject.reconcile(KEY)
+        server.now += dt.timedelta(seconds=1)
+    await subject.reconcile(KEY)
+    (message,) = server.warnings()
+    assert OTHER not in message
+    assert UNKNOWN_MANAGER in message
 
 
 async def test_edits_by_hand_are_corrected_at_once() -> None:

@@ -86,6 +86,15 @@ async def test_changes_and_deletions_are_noticed_at_once(server: Server) -> None
     assert await subject.read(KEY, fetches) == (before, {})
 
 
+async def test_content_without_a_required_key_is_read_once(server: Server) -> None:
+    subject, fetches = ConfigMapSources(server), sources()
+    server.write({"vocab.txt": "2"})
+    first = await subject.read(KEY, fetches)
+    assert (len(first[0]), len(first[1])) == (1, 1)
+    assert await subject.read(KEY, fetches) == first
+    assert server.reads == ["content", "metadata"]
+
+
 async def test_a_deleted_pipeline_leaves_nothing(server: Server) -> None:
     subject = ConfigMapSources(server)
     await subject.read(KEY, sources())

@@ -124,6 +124,20 @@ async def test_a_pod_that_is_newer_than_the_status_gets_no_credit(place: Place) 
     assert LATE in ready(place)["message"]
 
 
+async def test_a_pod_whose_server_was_restarted_since_the_status_gets_no_credit(
+    place: Place,
+) -> None:
+    pod = copy.deepcopy(place.client.pod)
+    place.elapsed += 60.0
+    (server,) = pod["status"]["containerStatuses"]
+    server |= {"state": {"running": {"startedAt": rfc3339(place.now())}}, "restartCount": 1}
+    pod["metadata"]["resourceVersion"] = "9000"
+    place.store.put(PODS, pod)
+    place.error = LATE
+    await place.reconcile()
+    assert LATE in ready(place)["message"]
+
+
 async def test_a_restart_waits_for_no_probe_of_a_healthy_pod(place: Place) -> None:
     before, probes, place.hang = written(place), place.probes, asyncio.Event()
     result = await place.reconcile()

@@ -1,8 +1,9 @@
 """HTTP client for the metrics pages of pods: bounded in time, size and number of connections.
 
-Pods control the content of their pages. All pages that are read at the same time take at most
-:data:`AT_ONCE` · :data:`LARGE_BYTES` + :data:`LARGE_AT_ONCE` · :data:`PAGE_BYTES_MAX` bytes, and
-pages of ordinary size never wait for large ones.
+Pods control the content of their pages, and how long these take. All pages that are read at the
+same time take at most (:data:`AT_ONCE` + :data:`SLOW_AT_ONCE`) · :data:`LARGE_BYTES` +
+:data:`LARGE_AT_ONCE` · :data:`PAGE_BYTES_MAX` bytes. Pages of ordinary size never wait for large
+ones, and pages of pods that respond quickly wait for one attempt of a slow pod at most.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 import aiohttp
 
-from triton_pipelines.pod_calls import NamespaceSlots
+from triton_pipelines.pod_calls import NamespaceSlots, PodSlots
 
 from .metrics_page import MetricsPageError
 
@@ -28,6 +29,14 @@ AT_ONCE: Final = 64
 """Pages that are read at the same time."""
 AT_ONCE_PER_NAMESPACE: Final = 16
 """The same of one namespace: its pods must not delay those of others."""
+SLOW_SECONDS: Final = 1.0
+"""A pod whose last page took at least this long, complete or not, counts as slow."""
+SLOW_AT_ONCE: Final = 32
+"""Pages of slow pods that are read at the same time, in addition."""
+SLOW_AT_ONCE_PER_NAMESPACE: Final = 8
+"""The same of one namespace."""
+SLOW_PODS_MAX: Final = 10_000
+"""Slow pods that are remembered."""
 KEPT_SECONDS: Final = 6.0
 """How long an idle connection stays open: pages are read every 2 s."""
 LARGE_AT_ONCE: Final = 4
@@ -44,7 +53,11 @@ class MetricsClient:
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self._timeout = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout)
         self._session: aiohttp.ClientSession | None = None
-        self._slots = NamespaceSlots(AT_ONCE, AT_ONCE_PER_NAMESPACE)
+        self._slots = PodSlots(
+            NamespaceSlots(AT_ONCE, AT_ONCE_PER_NAMESPACE),
+            NamespaceSlots(SLOW_AT_ONCE, SLOW_AT_ONCE_PER_NAMESPACE),
+        )
+        self._slow: dict[str, None] = {}  # addresses, the last one is the newest
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._page_seconds = 2 * timeout
 
@@ -56,9 +69,23 @@ class MetricsClient:
             aiohttp.ClientError: it cannot be read.
             MetricsPageError: it is too large, compressed or elsewhere.
         """
-        async with self._slots.hold(namespace), asyncio.timeout(self._page_seconds):
-            data = await self._read(f"http://{address}/metrics")
+        async with self._slots.hold(namespace, is_slow=address in self._slow):
+            loop = asyncio.get_running_loop()
+            begin = loop.time()
+            try:
+                async with asyncio.timeout(self._page_seconds):
+                    data = await self._read(f"http://{address}/metrics")
+            finally:
+                self._note_duration(address, loop.time() - begin)
         return data.decode("utf-8", errors="replace")
+
+    def _note_duration(self, address: str, seconds: float) -> None:
+        """Remember whether a pod is slow."""
+        self._slow.pop(address, None)
+        if seconds >= SLOW_SECONDS:
+            self._slow[address] = None
+            if len(self._slow) > SLOW_PODS_MAX:
+                del self._slow[next(iter(self._slow))]
 
     async def _read(self, url: str) -> bytes:
         data = bytearray()
@@ -95,7 +122,9 @@ class MetricsClient:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # The connection to each pod is kept for its next pages: opening another one costs
                 # as much CPU as the rest of the request.
-                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=KEPT_SECONDS),
+                connector=aiohttp.TCPConnector(
+                    limit=AT_ONCE + SLOW_AT_ONCE, keepalive_timeout=KEPT_SECONDS
+                ),
             )
         return self._session
 

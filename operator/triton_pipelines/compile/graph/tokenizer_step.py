@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
@@ -28,6 +29,12 @@ from .fetches import inline_code, python_fetches, python_parameters, tokenizer_f
 from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, Tensor
 from .instance_groups import one_group
 from .tokenizer_settings import TokenizerSettings
+
+# The implementation of a built-in tokenizer by its backend.
+IMPLEMENTATION_OF_BACKEND: Final[Mapping[str, TokenizerImplementation]] = {
+    "python": TokenizerImplementation.PYTHON,
+    names.NATIVE_TOKENIZER_BACKEND: TokenizerImplementation.NATIVE,
+}
 
 
 @dataclass(frozen=True, slots=True)

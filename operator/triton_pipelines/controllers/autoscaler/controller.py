@@ -45,8 +45,8 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
 from triton_pipelines.controllers.autoscaler.pod_counts import (
     count_calls,
     count_slots,
+    due_queries,
     known_targets,
-    query_counts,
 )
 from triton_pipelines.controllers.autoscaler.sample_collection import Collector, collect_samples
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
@@ -59,7 +59,7 @@ from triton_pipelines.controllers.pipeline.scaling_observation import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod, is_alive
 from triton_pipelines.controllers.pod_ownership import owned_pods
 from triton_pipelines.controllers.unmanaged import is_unmanaged
-from triton_pipelines.pod_calls import NamespaceSlots, PendingCalls
+from triton_pipelines.pod_calls import PendingCalls, PodSlots
 
 TICK_SECONDS: Final = 2.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
@@ -98,8 +98,8 @@ class Autoscaler:
     """Pause after a first failed change."""
     pace: Pace = field(default_factory=Pace)
     """Times of the actuator."""
-    _count_slots: NamespaceSlots = field(default_factory=count_slots)
-    _counting: PendingCalls[Key, None] = field(default_factory=count_calls)
+    _count_slots: PodSlots = field(default_factory=count_slots)
+    _counting: PendingCalls[tuple[Key, str], None] = field(default_factory=count_calls)
     _states: dict[Key, PipelineScalingState] = field(default_factory=dict)
     _decided: dict[Key, DecisionInputs] = field(default_factory=dict)
     """Inputs of the last decisions."""
@@ -138,11 +138,8 @@ class Autoscaler:
         scaled = {key: state for key, state in self._states.items() if state.steps}
         serving = {key: state for key, state in scaled.items() if state.pods}
         now = self.clock().timestamp()
-        counting = {
-            key: partial(query_counts, state, partial(self._control, state), now, self._count_slots)
-            for key, state in serving.items()
-        }
-        for key, failure in (await self._counting.results(counting)).items():
+        counting = due_queries(serving, self._control, now, self._count_slots)
+        for (key, _), failure in (await self._counting.results(counting)).items():
             if failure is not None:
                 await self._failures.report(key, "Count", failure)
         samples = await collect_samples(serving, self.collectors, self._report_collect)

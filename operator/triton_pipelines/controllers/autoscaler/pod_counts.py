@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from triton_pipelines.cluster.store import Key
@@ -17,7 +18,7 @@ from triton_pipelines.controllers.autoscaler.actuator import (
 )
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState, PodCounts
 from triton_pipelines.controllers.pipeline.snapshot import Pod
-from triton_pipelines.pod_calls import NamespaceSlots, PendingCalls
+from triton_pipelines.pod_calls import NamespaceSlots, PendingCalls, PodSlots
 
 # A pod's counts are queried again after this long (seconds), and whenever its server has restarted:
 # nothing else should change them.
@@ -29,48 +30,71 @@ UNANSWERED_SECONDS: Final = 10.0
 # can take 1 MiB.
 COUNTS_AT_ONCE: Final = 128
 COUNTS_AT_ONCE_PER_NAMESPACE: Final = 32
+# The same for pods that did not report counts, in addition.
+UNANSWERED_AT_ONCE: Final = 32
+UNANSWERED_AT_ONCE_PER_NAMESPACE: Final = 8
 # Time limit (seconds) for the counts of all steps of a pod.
 POD_SECONDS: Final = 4.0
 # How long (seconds) a tick waits for counts. Those that take longer are used in a later tick.
 PATIENCE_SECONDS: Final = 1.0
 
 
-def count_slots() -> NamespaceSlots:
+def count_slots() -> PodSlots:
     """Return the slots of all pipelines."""
-    return NamespaceSlots(COUNTS_AT_ONCE, COUNTS_AT_ONCE_PER_NAMESPACE)
+    return PodSlots(
+        NamespaceSlots(COUNTS_AT_ONCE, COUNTS_AT_ONCE_PER_NAMESPACE),
+        NamespaceSlots(UNANSWERED_AT_ONCE, UNANSWERED_AT_ONCE_PER_NAMESPACE),
+    )
 
 
-def count_calls() -> PendingCalls[Key, None]:
-    """Return the queries of all pipelines; a tick waits for them only for a moment."""
+def count_calls() -> PendingCalls[tuple[Key, str], None]:
+    """Return the queries of all pods, by pipeline and uid; a tick waits only for a moment."""
     return PendingCalls(PATIENCE_SECONDS)
 
 
-async def query_counts(
-    state: PipelineScalingState,
-    control: Callable[[Pod], PodControl],
+def due_queries(
+    states: Mapping[Key, PipelineScalingState],
+    control: Callable[[PipelineScalingState, Pod], PodControl],
     now: float,
-    slots: NamespaceSlots,
-) -> None:
-    """Query the pods whose counts are unknown or outdated.
+    slots: PodSlots,
+) -> dict[tuple[Key, str], Callable[[], Awaitable[None]]]:
+    """Return queries of the pods whose counts are unknown or outdated, by pipeline and pod uid.
 
     Args:
-        state: the pipeline.
+        states: the pipelines; the queries record their results there.
         control: returns the control API of a pod.
         now: Unix seconds.
         slots: slots of all pipelines.
     """
-    due = [pod for pod in state.pods if _is_query_due(state, pod, now)]
-    counts = await asyncio.gather(*(_counts_of(state, control(pod), slots) for pod in due))
-    for pod, found in zip(due, counts, strict=True):
-        start = pipeline_state.server_start_id(pod)
-        state.unanswered.pop(pod.uid, None)
-        if found is not None:
-            state.pod_counts[pod.uid] = PodCounts(now, start, found)
-            continue
-        state.unanswered[pod.uid] = (start, now)
-        known = state.pod_counts.get(pod.uid)
-        if known is not None and known.start != start:
-            del state.pod_counts[pod.uid]  # counts of an earlier start of its server
+    return {
+        (key, pod.uid): partial(_query, state, pod, control, now, slots)
+        for key, state in states.items()
+        for pod in state.pods
+        if _is_query_due(state, pod, now)
+    }
+
+
+async def _query(
+    state: PipelineScalingState,
+    pod: Pod,
+    control: Callable[[PipelineScalingState, Pod], PodControl],
+    now: float,
+    slots: PodSlots,
+) -> None:
+    """Query a pod and record what it reports, unless a change of its counts was recorded since."""
+    start, known = pipeline_state.server_start_id(pod), state.pod_counts.get(pod.uid)
+    has_failed = pod.uid in state.unanswered
+    async with slots.hold(state.pipeline.namespace, is_slow=has_failed):
+        found = await _counts_of(state, control(state, pod))
+    if state.pod_counts.get(pod.uid) is not known:
+        return
+    state.unanswered.pop(pod.uid, None)
+    if found is not None:
+        state.pod_counts[pod.uid] = PodCounts(now, start, found)
+        return
+    state.unanswered[pod.uid] = (start, now)
+    if known is not None and known.start != start:
+        del state.pod_counts[pod.uid]  # counts of an earlier start of its server
 
 
 def _is_query_due(state: PipelineScalingState, pod: Pod, now: float) -> bool:
@@ -81,11 +105,9 @@ def _is_query_due(state: PipelineScalingState, pod: Pod, now: float) -> bool:
     return failed_start != start or now - failed_at >= UNANSWERED_SECONDS
 
 
-async def _counts_of(
-    state: PipelineScalingState, control: PodControl, slots: NamespaceSlots
-) -> Mapping[str, int] | None:
+async def _counts_of(state: PipelineScalingState, control: PodControl) -> dict[str, int] | None:
     try:
-        async with slots.hold(state.pipeline.namespace), asyncio.timeout(POD_SECONDS):
+        async with asyncio.timeout(POD_SECONDS):
             return {step.name: await control.count(step.model_name) for step in state.steps}
     except (PodGoneError, PodRejectedError, PodUnresponsiveError, TimeoutError):
         return None

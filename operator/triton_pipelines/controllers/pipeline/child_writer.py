@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
@@ -75,6 +75,8 @@ class ChildWriter:
     """The pipeline's namespace."""
     options: Options
     """What pods may contain."""
+    applied: list[Object] = field(default_factory=list, init=False)
+    """What has been applied, in order."""
 
     async def apply(self, item: Object, uid: str) -> None:
         """Apply an object, unless its name belongs to another owner.
@@ -99,6 +101,7 @@ class ChildWriter:
                 applied = await apply_over(self.writer.client, item, live)
         if resource != SECRETS:
             self.store.put(resource, applied, since=since)
+        self.applied.append(item)
         _log.info("applied", kind=item["kind"], object=name)
 
     def _check_pods(self, workload: Object) -> None:

@@ -37,8 +37,8 @@ class _SourceReading:
 
     version: tuple[str, str]
     """Its uid and ``resourceVersion``."""
-    digests: Mapping[str, str]
-    """Hashes of the values of the keys that sources name."""
+    digests: Mapping[str, str | None]
+    """Hashes of the values of the keys that sources name; ``None`` for a key that is missing."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,9 @@ class ConfigMapSources:
         content = {**(item.get("binaryData") or {}), **(item.get("data") or {})}
         digests = {
             data_key: hashlib.sha256(content[data_key].encode()).hexdigest()
-            for data_key in data_keys & content.keys()
+            if data_key in content
+            else None
+            for data_key in data_keys
         }
         return _SourceReading(_version(item), digests)
 

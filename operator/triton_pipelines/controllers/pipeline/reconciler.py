@@ -321,11 +321,12 @@ class Reconciler:
         now, first = self.clock(), decided.apply_before_clear
         delayed = self._conflicts.delayed(key, decided.apply, now)
         due = [(name_of(item) not in delayed, item) for item in decided.apply]
-        await writer.apply_all([item for is_due, item in due[:first] if is_due], uid)
-        await self._clear(key, decided)
-        await writer.apply_all([item for is_due, item in due[first:] if is_due], uid)
-        applied = [item for is_due, item in due if is_due]
-        self._conflicts.record(key, applied, snapshot.children, now)
+        try:
+            await writer.apply_all([item for is_due, item in due[:first] if is_due], uid)
+            await self._clear(key, decided)
+            await writer.apply_all([item for is_due, item in due[first:] if is_due], uid)
+        finally:
+            self._conflicts.record(key, writer.applied, snapshot.children, now)
         for deletion in decided.delete:
             await self._delete(key, deletion, writer)
         if decided.resize is not None:

@@ -45,8 +45,9 @@ def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
         now: The current time.
 
     Returns:
-        The results by pod uid, without pods that were created after the status was written. Empty
-        unless the status reports every present pod of the revision with all models ready.
+        The results by pod uid, without pods that were created, or whose server was restarted, after
+        the status was written. Empty unless the status reports every present pod of the revision
+        with all models ready.
     """
     status, steps = snapshot.status, snapshot.status.get("steps") or ()
     written = _written_at(snapshot)
@@ -76,7 +77,7 @@ def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
             is_reported=True,
         )
         for pod in pods
-        if pod.ready and _is_created_by(pod, written)
+        if pod.ready and _is_started_by(pod, written)
     }
 
 
@@ -87,9 +88,12 @@ def _models(status: Mapping[str, Any]) -> tuple[ModelState, ...]:
     return tuple(ModelState(name, "READY") for name in sorted(map(str, names_in_pod)))
 
 
-def _is_created_by(pod: Pod, time: dt.datetime) -> bool:
+def _is_started_by(pod: Pod, time: dt.datetime) -> bool:
+    """Return whether the pod, and the server in it, were started by this time."""
+    running = (pod.container(names.CONTAINER_SERVER).get("state") or {}).get("running") or {}
     created = moment(pod.raw["metadata"].get("creationTimestamp") or "")
-    return created is not None and created <= time
+    started = moment(running.get("startedAt") or "")
+    return created is not None and max(created, started or created) <= time
 
 
 def _written_at(snapshot: Snapshot) -> dt.datetime | None:

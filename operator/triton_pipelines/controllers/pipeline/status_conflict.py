@@ -92,17 +92,20 @@ def summary_of(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
 
 
 def last_other_manager(metadata: Mapping[str, Any], own: str, subresource: str = "") -> str:
-    """Return the manager that last wrote a subresource, other than the operator.
+    """Return the manager that wrote a subresource last, after the operator.
+
+    A manager that only removes fields leaves no trace, and is unknown.
 
     Args:
         metadata: Metadata of the object.
         own: The operator's field manager.
         subresource: The subresource; empty for the rest of the object.
     """
-    others = [
+    writes = [
         (str(entry.get("time") or ""), str(entry["manager"]))
         for entry in metadata.get("managedFields") or ()
-        if (entry.get("subresource") or "") == subresource
-        and entry.get("manager") not in (None, "", own)
+        if (entry.get("subresource") or "") == subresource and entry.get("manager")
     ]
+    since = max((time for time, manager in writes if manager == own), default="")
+    others = [write for write in writes if write[1] != own and write[0] >= since]
     return max(others)[1] if others else UNKNOWN_MANAGER

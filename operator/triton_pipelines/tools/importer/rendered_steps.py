@@ -8,22 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
-from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.api.tokenizer import Padding, TokenizerImplementation, Truncation
+from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.tokenizer import Padding, Truncation
 from triton_pipelines.compile.graph.options import DEFAULT_TOKENIZER
+from triton_pipelines.compile.graph.tokenizer_step import IMPLEMENTATION_OF_BACKEND
 
 from .import_notes import ModelRepositoryError
 from .repository import RepositoryModel
 from .schedulers import data_type
-
-# The implementation of a built-in tokenizer by its backend.
-_IMPLEMENTATIONS: Final[Mapping[str, TokenizerImplementation]] = {
-    "python": TokenizerImplementation.PYTHON,
-    NATIVE_TOKENIZER_BACKEND: TokenizerImplementation.NATIVE,
-}
-
 
 class RuntimeStep(StrEnum):
     """Built-in steps of the operator."""
@@ -45,7 +39,7 @@ def parameters(model: RepositoryModel) -> dict[str, str]:
 def runtime_step_of(model: RepositoryModel) -> RuntimeStep | None:
     """Return which built-in step a model is; ``None`` for any other model."""
     values = parameters(model)
-    if model.backend in _IMPLEMENTATIONS and "outputs" in values and "text" in values:
+    if model.backend in IMPLEMENTATION_OF_BACKEND and "outputs" in values and "text" in values:
         return RuntimeStep.TOKENIZER
     if model.backend != "python":
         return None
@@ -58,7 +52,7 @@ def tokenizer_fields(model: RepositoryModel) -> dict[str, Any]:
     """Return the fields of ``tokenizer`` from its parameters and outputs."""
     values = parameters(model)
     kinds = _object(model, "outputs")
-    implementation = _IMPLEMENTATIONS[model.backend]
+    implementation = IMPLEMENTATION_OF_BACKEND[model.backend]
     fields: dict[str, Any] = (
         {} if implementation is DEFAULT_TOKENIZER else {"implementation": implementation.value}
     )
