@@ -191,6 +191,30 @@ async def test_an_invalid_deployment_is_no_answer() -> None:
     assert DIGEST not in str(minimal)
 
 
+def denies(item: Object) -> Object:
+    """Answer as an API server with a policy that no Deployment of these tests meets."""
+    raise Invalid(400, "BadRequest", "admission webhook denied the request: no label team")
+
+
+async def test_a_policy_against_each_deployment_is_no_answer() -> None:
+    cluster = Cluster(denies)
+    stalled = (await cluster.reconcile())["Stalled"]
+    assert stalled[1] == "InvalidSpec"
+    assert "no label team" in stalled[2]
+
+
+def knows_no_images(item: Object) -> Object:
+    """Answer as an API server that rejects the spec, and drops unknown fields of new objects."""
+    if item["metadata"].get("generateName"):
+        return drops(item)
+    raise Invalid(500, "InternalError", ".image: field not declared in schema")
+
+
+async def test_a_volume_that_is_dropped_from_the_minimal_deployment_is_an_answer() -> None:
+    cluster = Cluster(knows_no_images)
+    assert (await cluster.reconcile())["Stalled"][1] == "SourceUnavailable"
+
+
 async def test_a_forbidden_deployment_is_no_answer() -> None:
     cluster = Cluster(fails(Forbidden(403, "Forbidden", "exceeded quota")))
     with pytest.raises(Forbidden):
