@@ -161,13 +161,18 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
 
 
 async def test_a_cheaper_padding_is_tried_on_the_server_and_taken_back(tmp_path: Path) -> None:
-    """The time of the step is proportional to its tokens, which Fixed pads to 512 per text."""
-    file = written(
-        tmp_path / "fixed.yaml", tokenizer={"padding": "Fixed"}, model={"maxBatchSize": 32}
-    )
-    with serving(file, tmp_path) as canary:
+    """The time of the step is proportional to its tokens, which Fixed pads to 512 per text.
+
+    The server runs the former default implementation, which the resource does not name.
+    """
+    rows = {"maxBatchSize": 32}
+    file = written(tmp_path / "fixed.yaml", tokenizer={"padding": "Fixed"}, model=rows)
+    former = {"padding": "Fixed", "implementation": "Python"}
+    served = written(tmp_path / "served.yaml", tokenizer=former, model=rows)
+    with serving(served, tmp_path) as canary:
         done = run("tune", str(file), *canary.arguments, *SHORT, "--slo", "200", seconds=240)
         assert done.returncode == 0, done.stderr
+        assert "runs the tokenizer with implementation Python" in done.stderr
         async with TritonClient(canary.server.grpc_address) as client:
             tokenizer = await client.model_config("tokenizer")
         assert tokenizer.parameters["tritonpipe.padding"].string_value == "Fixed"

@@ -28,11 +28,11 @@ from .scrape_history import PodKey, ScrapeHistories
 SOURCE: Final = "the pods themselves"
 # Read interval in seconds: as often as Triton polls its GPUs, and cheap (a page is about 10 KB).
 INTERVAL_SECONDS: Final = 2.0
-# After this many failures in a row, a pod is read only every UNREAD_SECONDS. A failed attempt costs
-# as much as a page (measured: with 200 unreachable pods, the attempts took a quarter of a core).
 _CHECK_NETWORK: Final = (
     "check that the operator can reach port 8002 (NetworkPolicy, --allow-metrics)"
 )
+# After this many failures in a row, a pod is read only every UNREAD_SECONDS. A failed attempt costs
+# as much as a page (measured: with 200 unreachable pods, the attempts took a quarter of a core).
 MISSES_ALLOWED: Final = 2
 UNREAD_SECONDS: Final = 10.0
 # How long (seconds) pages are waited for. Those that take longer are used once they are read: one
