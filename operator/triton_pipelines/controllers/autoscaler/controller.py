@@ -48,7 +48,7 @@ from triton_pipelines.controllers.autoscaler.pod_counts import (
     due_queries,
     known_targets,
 )
-from triton_pipelines.controllers.autoscaler.sample_collection import Collector, collect_samples
+from triton_pipelines.controllers.autoscaler.sample_collection import Collector, SampleCollection
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
@@ -100,6 +100,7 @@ class Autoscaler:
     """Times of the actuator."""
     _count_slots: PodSlots = field(default_factory=count_slots)
     _counting: PendingCalls[tuple[Key, str], None] = field(default_factory=count_calls)
+    _samples: SampleCollection = field(default_factory=SampleCollection)
     _states: dict[Key, PipelineScalingState] = field(default_factory=dict)
     _decided: dict[Key, DecisionInputs] = field(default_factory=dict)
     """Inputs of the last decisions."""
@@ -123,6 +124,7 @@ class Autoscaler:
                 await asyncio.sleep(max(0.0, due - loop.time()))
         finally:
             self._counting.cancel()
+            self._samples.cancel()
             for state in self._states.values():
                 if state.action is not None:
                     state.action.cancel()
@@ -142,7 +144,7 @@ class Autoscaler:
         for (key, _), failure in (await self._counting.results(counting)).items():
             if failure is not None:
                 await self._failures.report(key, "Count", failure)
-        samples = await collect_samples(serving, self.collectors, self._report_collect)
+        samples = await self._samples.collect(serving, self.collectors, self._report_collect)
         for key, state in scaled.items():
             sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
             if not any(self.collectors):
