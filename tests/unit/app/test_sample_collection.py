@@ -65,7 +65,10 @@ async def test_a_connection_that_hangs_delays_no_pipeline_of_another() -> None:
 
     async def messages() -> tuple[str, str]:
         found = await collection.collect(states, connections, report)
-        return tuple(getattr(found[key], "message") for key in (FAST, SLOW))  # type: ignore[return-value]
+        fast_sample, slow_sample = found[FAST], found[SLOW]
+        assert isinstance(fast_sample, MetricsFailure)
+        assert isinstance(slow_sample, MetricsFailure)
+        return fast_sample.message, slow_sample.message
 
     slow.may_answer.clear()
     pending = (await messages())[1]
@@ -79,5 +82,5 @@ async def test_a_connection_that_hangs_delays_no_pipeline_of_another() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(3 * PATIENCE_SECONDS)
     states.pop(SLOW)
     await collection.collect(states, connections, report)
-    assert SLOW not in str(collection._samples)
+    assert collection._samples["slow"] == {}
     collection.cancel()
