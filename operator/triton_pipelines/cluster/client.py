@@ -328,7 +328,7 @@ class Client:
             repeatable=True,
         )
 
-    async def create(self, obj: Object, *, dry_run: bool = False) -> Object:
+    async def create(self, obj: Object) -> Object:
         """Create an object (POST).
 
         Never repeated once the request may have reached the server, except after a 429, which was
@@ -344,7 +344,6 @@ class Client:
             "POST",
             resource,
             resource.path(namespace),
-            query={"dryRun": "All"} if dry_run else None,
             body=obj,
             repeatable=False,
         )

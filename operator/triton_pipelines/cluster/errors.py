@@ -89,6 +89,11 @@ class Invalid(ClusterError):
     Only other content helps. ``message`` is the server's own.
     """
 
+    @property
+    def violates_schema(self) -> bool:
+        """Return whether an apply does not fit the schema, which is checked before all policies."""
+        return self.status >= 500
+
 
 class Unauthorized(ClusterError):
     """401: the credentials are not (or no longer) accepted."""

@@ -40,6 +40,8 @@ SAMPLE = yaml.safe_load((chart.MANIFESTS / "samples" / "sentiment.yaml").read_te
 NAME = SAMPLE["metadata"]["name"]
 DEVICE_CLAIMS = "mig-dra"
 """The golden file with a ResourceClaim of Dynamic Resource Allocation."""
+IMAGE_FIELD_SINCE = (1, 31)
+"""First minor version whose API server knows image volumes, which it removes by default."""
 IMAGE_SOURCE = "image-source"
 """The golden file and the resource with an image volume."""
 
@@ -207,6 +209,13 @@ def test_the_operator_creates_scales_and_leaves_a_pipeline(
     assert "Traceback" not in operator.log.read_text()
 
 
+def stalled(connection: httpx.Client, path: str) -> dict[str, Any]:
+    """Return the condition Stalled of a pipeline; empty without one."""
+    answer = connection.get(path).json()
+    found = {one["type"]: one for one in answer.get("status", {}).get("conditions", ())}
+    return dict(found.get("Stalled", {}))
+
+
 def test_an_image_source_needs_image_volumes(
     operator: InstalledOperator, connection: httpx.Client, version: str
 ) -> None:
@@ -214,11 +223,6 @@ def test_an_image_source_needs_image_volumes(
     pipeline = INFERENCE_PIPELINES.path(NAMESPACE, IMAGE_SOURCE)
     deployment = DEPLOYMENTS.path(NAMESPACE, IMAGE_SOURCE)
     api.apply(connection, pipeline, sample)
-
-    def stalled() -> dict[str, Any]:
-        answer = connection.get(pipeline).json()
-        found = {one["type"]: one for one in answer.get("status", {}).get("conditions", ())}
-        return dict(found.get("Stalled", {}))
 
     if minor(version) >= IMAGE_VOLUMES_SINCE:
         api.wait_for(
@@ -230,15 +234,34 @@ def test_an_image_source_needs_image_volumes(
         assert [one["image"]["reference"] for one in volumes if "image" in one] == [
             sample["spec"]["source"]["uri"].removeprefix("image://")
         ]
-        assert stalled() == {}
+        assert stalled(connection, pipeline) == {}
     else:
-        api.wait_for("the condition", stalled, DEADLINE_SECONDS)
-        assert stalled()["reason"] == "SourceUnavailable"
+        api.wait_for("the condition", lambda: stalled(connection, pipeline), DEADLINE_SECONDS)
+        condition = stalled(connection, pipeline)
+        assert condition["reason"] == "SourceUnavailable"
         for text in ("spec.source.uri", "use oci://", "feature gate ImageVolume"):
-            assert text in stalled()["message"]
+            assert text in condition["message"]
         assert connection.get(deployment).status_code == 404
     connection.delete(pipeline).raise_for_status()
     assert "Traceback" not in operator.log.read_text()
+
+
+def test_an_invalid_pod_says_nothing_about_image_volumes(
+    operator: InstalledOperator, connection: httpx.Client, version: str
+) -> None:
+    (sample,) = (sample.document for sample in good() if sample.name == IMAGE_SOURCE)
+    pipeline = INFERENCE_PIPELINES.path(NAMESPACE, IMAGE_SOURCE)
+    tolerations = [{"key": "not a key", "operator": "Exists"}]
+    server = {**sample["spec"].get("server", {}), "tolerations": tolerations}
+    api.apply(connection, pipeline, {**sample, "spec": {**sample["spec"], "server": server}})
+
+    api.wait_for("the condition", lambda: stalled(connection, pipeline), DEADLINE_SECONDS)
+    condition = stalled(connection, pipeline)
+    # Kubernetes 1.30 does not know the field, whatever else is invalid.
+    unknown = minor(version) < IMAGE_FIELD_SINCE
+    assert condition["reason"] == ("SourceUnavailable" if unknown else "InvalidSpec")
+    assert ("tolerations" in condition["message"]) is not unknown
+    connection.delete(pipeline).raise_for_status()
 
 
 def test_pods_can_be_resized_since_the_documented_version(

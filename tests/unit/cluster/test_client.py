@@ -302,13 +302,6 @@ async def test_too_many_waits_as_long_as_asked_also_for_a_create(
     assert script.waits == [3.2]
 
 
-async def test_a_dry_run_of_a_create_says_so(script: Script, client: Client) -> None:
-    script.answers = [(201, CONFIG_MAP), (201, CONFIG_MAP)]
-    await client.create(CONFIG_MAP, dry_run=True)
-    await client.create(CONFIG_MAP)
-    assert [seen[2] for seen in script.seen] == [{"dryRun": "All"}, {}]
-
-
 async def test_a_retry_after_beyond_our_patience_goes_to_the_caller(
     script: Script, client: Client
 ) -> None:
