@@ -17,6 +17,7 @@ from e2e.local import api, binaries
 from hack import chart
 from hack.compatibility import DEVICE_CLAIMS_SINCE, IMAGE_VOLUMES_SINCE, RESIZE_SINCE, minor
 from tests.corpus import Sample, bad, good
+from tests.support.builders import merge
 from tests.support.causes import causes_of
 from tests.support.controlplane import ControlPlane
 from tests.support.golden import CASES, path_of
@@ -216,6 +217,27 @@ def stalled(connection: httpx.Client, path: str) -> dict[str, Any]:
     return dict(found.get("Stalled", {}))
 
 
+def test_an_invalid_pod_says_nothing_about_image_volumes(
+    operator: InstalledOperator, connection: httpx.Client, version: str
+) -> None:
+    (sample,) = (sample.document for sample in good() if sample.name == IMAGE_SOURCE)
+    name = "invalid-pod"
+    pipeline = INFERENCE_PIPELINES.path(NAMESPACE, name)
+    changes = {
+        "metadata": {"name": name},
+        "spec": {"server": {"tolerations": [{"key": "not a key", "operator": "Exists"}]}},
+    }
+    api.apply(connection, pipeline, merge(sample, changes))
+
+    api.wait_for("the condition", lambda: stalled(connection, pipeline), DEADLINE_SECONDS)
+    condition = stalled(connection, pipeline)
+    # Kubernetes 1.30 does not know the field, whatever else is invalid.
+    unknown = minor(version) < IMAGE_FIELD_SINCE
+    assert condition["reason"] == ("SourceUnavailable" if unknown else "InvalidSpec")
+    assert ("tolerations" in condition["message"]) is not unknown
+    connection.delete(pipeline).raise_for_status()
+
+
 def test_an_image_source_needs_image_volumes(
     operator: InstalledOperator, connection: httpx.Client, version: str
 ) -> None:
@@ -244,24 +266,6 @@ def test_an_image_source_needs_image_volumes(
         assert connection.get(deployment).status_code == 404
     connection.delete(pipeline).raise_for_status()
     assert "Traceback" not in operator.log.read_text()
-
-
-def test_an_invalid_pod_says_nothing_about_image_volumes(
-    operator: InstalledOperator, connection: httpx.Client, version: str
-) -> None:
-    (sample,) = (sample.document for sample in good() if sample.name == IMAGE_SOURCE)
-    pipeline = INFERENCE_PIPELINES.path(NAMESPACE, IMAGE_SOURCE)
-    tolerations = [{"key": "not a key", "operator": "Exists"}]
-    server = {**sample["spec"].get("server", {}), "tolerations": tolerations}
-    api.apply(connection, pipeline, {**sample, "spec": {**sample["spec"], "server": server}})
-
-    api.wait_for("the condition", lambda: stalled(connection, pipeline), DEADLINE_SECONDS)
-    condition = stalled(connection, pipeline)
-    # Kubernetes 1.30 does not know the field, whatever else is invalid.
-    unknown = minor(version) < IMAGE_FIELD_SINCE
-    assert condition["reason"] == ("SourceUnavailable" if unknown else "InvalidSpec")
-    assert ("tolerations" in condition["message"]) is not unknown
-    connection.delete(pipeline).raise_for_status()
 
 
 def test_pods_can_be_resized_since_the_documented_version(
