@@ -254,7 +254,9 @@ async def test_pods_that_never_report_counts_delay_no_other() -> None:
     while calls._tasks or not now:
         await query(slow, controls, calls, slots)
         now += 2.0
-    assert all(state.unanswered.keys() == {pod.uid for pod in state.pods} for state in slow.values())
+    assert all(
+        state.unanswered.keys() == {pod.uid for pod in state.pods} for state in slow.values()
+    )
     other = scaled("good")
     await query({**slow, KEY: other}, controls, calls, slots, now=3600.0)
     assert "good" in other.pod_counts

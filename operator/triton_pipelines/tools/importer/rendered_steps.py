@@ -19,6 +19,7 @@ from .import_notes import ModelRepositoryError
 from .repository import RepositoryModel
 from .schedulers import data_type
 
+
 class RuntimeStep(StrEnum):
     """Built-in steps of the operator."""
 
