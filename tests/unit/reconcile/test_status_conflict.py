@@ -105,15 +105,16 @@ def test_the_manager_is_named() -> None:
 
     fields = [
         entry("first", 1),
-        entry(OTHER, 2),
-        entry(names.MANAGER_STATUS, 3),
+        entry(names.MANAGER_STATUS, 2),
         entry("kubectl", 4, ""),
         {"subresource": "status"},
+        entry(OTHER, 2),
     ]
     after = WrittenStatus().with_correction({"metadata": {"managedFields": fields}}, START)
     assert after.managers.managers == tuple(sorted((OTHER, names.MANAGER_STATUS)))
-    unknown = WrittenStatus().with_correction({"metadata": {}}, START)
-    assert UNKNOWN_MANAGER in unknown.managers.managers
+    for others in ([], fields[:-1]):
+        unknown = WrittenStatus().with_correction({"metadata": {"managedFields": others}}, START)
+        assert UNKNOWN_MANAGER in unknown.managers.managers
 
 
 def test_the_delay_doubles_and_is_bounded() -> None:
