@@ -261,7 +261,7 @@ class Transport:
             total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS
         )
         sent = (
-            json.dumps(body, ensure_ascii=False).encode()
+            json.dumps(body, ensure_ascii=False).encode(errors="replace")
             if headers["Content-Type"] == APPLY
             else body
         )

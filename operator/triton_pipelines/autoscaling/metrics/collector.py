@@ -126,7 +126,7 @@ class PrometheusCollector:
         evidence = self._merge(expected, plan, got, began)
         self._expected = dict(expected)
         self._samples = {key: self._assess(one, evidence, got) for key, one in expected.items()}
-        if not got.errors:
+        if got.is_complete:
             seconds = min(self._histories.interval(pods, 0.0), len(pods) / _PODS_PER_SECOND)
             if seconds > 2 * _EARLY_SECONDS:
                 self._samples_until = began + seconds - _EARLY_SECONDS
@@ -189,9 +189,9 @@ class PrometheusCollector:
                     self._histories.add(pod, scrape, slow[pod])
                 else:
                     ahead[pod] = scrape.at - got.server
-        self._looked_back |= got.queried
-        if not got.errors:
-            self._last = began
+        # Pods whose query failed are new again: the others need no earlier samples for them.
+        self._looked_back = (self._looked_back | got.queried) - got.errors.keys()
+        self._last = began
         if got.figures is not None:
             self._usage_at = began
             self._use(plan, got)
