@@ -47,7 +47,7 @@ def test_no_text_of_the_cluster_controls_the_terminal(
 
 def test_no_error_of_a_server_controls_the_terminal(tritonpipe: Run, server: Serve) -> None:
     url = server({"GET": response({"error": CONTROLS}, 400)})
-    ended = tritonpipe("infer", "--url", url, "--text", "a")
+    ended = tritonpipe("infer", url, "a")
     assert ended.code == EXIT_FAILED
     assert "\\x1b[2J" in ended.err
     assert all(line.isprintable() for line in ended.err.split("\n"))

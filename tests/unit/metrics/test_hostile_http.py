@@ -13,8 +13,10 @@ from aiohttp.client_proto import ResponseHandler
 from tests.support.loopback import Handler, listening
 from tests.unit.metrics.test_direct_reader import page, pages
 from tests.unit.metrics.test_metrics_page import PAGE
+from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.metrics_client import RESPONSE_BYTES_MAX, MetricsClient
 from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError
+from triton_pipelines.autoscaling.metrics.samples import ExpectedPods, MetricsFailure
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -113,3 +115,14 @@ async def test_an_idle_connection_does_not_read_on(block: bytes, parsed: Counter
         await client.close()
     assert parsed["bytes"] < RESPONSE_BYTES_MAX
     assert parsed["messages"] < 16 * 1024 / 20
+
+
+async def test_what_a_pod_sent_is_not_kept_in_a_message() -> None:
+    """The client's error contains the headers of a response that ended early."""
+    headers = b"".join(b"A%d: %s\r\n" % (number, b"b" * 8000) for number in range(100))
+    async with pages(OK + headers) as hostile, DirectReader() as reader:
+        pods = ExpectedPods("hostile", {"a": hostile}, frozenset({"model"}), 60.0)
+        found = (await reader.collect({("hostile", "p"): pods}))["hostile", "p"]
+    assert isinstance(found, MetricsFailure)
+    assert "ServerDisconnectedError" in found.message
+    assert len(found.message) < 1000
