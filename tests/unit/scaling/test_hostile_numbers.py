@@ -85,6 +85,14 @@ def page_sample(rows: Sequence[Row], gpu: str) -> PipelineSample | MetricsFailur
     return PipelineSample({POD: PodHistory(tuple(scrapes), usage)}, INTERVAL, "test")
 
 
+def stored(text: str) -> str:
+    """The value as Prometheus returns it; what it cannot read is not stored."""
+    try:
+        return repr(float(text))
+    except ValueError:
+        return "NaN"
+
+
 def prometheus_sample(rows: Sequence[Row]) -> PipelineSample | MetricsFailure:
     """What Prometheus gives that has scraped the same pages."""
     result: list[dict[str, Any]] = []
@@ -92,7 +100,9 @@ def prometheus_sample(rows: Sequence[Row]) -> PipelineSample | MetricsFailure:
         times = [NOW - INTERVAL * (len(rows) - 1 - number) for number in range(len(rows))]
         for item in series(POD, model, dict.fromkeys(times, 0.0)):
             name = item["metric"]["__name__"]
-            values = [[at, row[model, name]] for at, row in zip(times, rows, strict=True)]
+            values = [
+                [at, stored(row[model, name])] for at, row in zip(times, rows, strict=True)
+            ]
             result.append({**item, "values": values})
     place = ("default", POD)
     seen = query_results.counters(
