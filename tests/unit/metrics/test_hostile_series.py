@@ -17,9 +17,9 @@ from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import series
 from tests.unit.metrics.test_collector import Stand, collector, failure, reply, sample
 from triton_pipelines.autoscaling.metrics.collection import REJECTED_SECONDS
+from triton_pipelines.autoscaling.metrics.collector import GAP_SECONDS_MIN
 from triton_pipelines.autoscaling.metrics.prometheus_client import ANSWER_BYTES_MAX
 from triton_pipelines.autoscaling.metrics.samples import ExpectedPods
-from triton_pipelines.autoscaling.metrics.scrape_history import GAP_SECONDS_MIN
 
 MODELS = frozenset({"model"})
 NAMESPACES = ("a", "b", "c", "d", "evil", "f", "g", "h")

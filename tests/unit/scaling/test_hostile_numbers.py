@@ -42,14 +42,39 @@ from triton_pipelines.autoscaling.state_json import dumps, loads
 from triton_pipelines.autoscaling.types import PipelineLimits, ScalingState, StepState
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import ScalingView
-from triton_pipelines.controllers.pipeline.latency_figures import LatencySample, latency_of as p99_of
+from triton_pipelines.controllers.pipeline.latency_figures import LatencySample
+from triton_pipelines.controllers.pipeline.latency_figures import latency_of as p99_of
 from triton_pipelines.controllers.scaling_conditions import scaling_status
 
 POD = "pod-0"
 NUMBERS = st.one_of(
     st.sampled_from(
-        "NaN Nan nan +Inf -Inf inf Infinity -0 0 -1 1 +5 1_0 0x10 1e308 1.7e308 1e400 5e-324 1e-310"
-        " 1e-312 1e19 9223372036854775807 18446744073709551615 18446744073709551616".split()
+        [
+            "NaN",
+            "Nan",
+            "nan",
+            "+Inf",
+            "-Inf",
+            "inf",
+            "Infinity",
+            "-0",
+            "0",
+            "-1",
+            "1",
+            "+5",
+            "1_0",
+            "0x10",
+            "1e308",
+            "1.7e308",
+            "1e400",
+            "5e-324",
+            "1e-310",
+            "1e-312",
+            "1e19",
+            "9223372036854775807",
+            "18446744073709551615",
+            "18446744073709551616",
+        ]
     ),
     st.floats().map(repr),
     st.integers(0, 2**64).map(str),
@@ -66,7 +91,9 @@ Row = dict[tuple[str, str], str]
 
 
 def page(row: Row, gpu: str) -> str:
-    lines = [f'{name}{{model="{model}",version="1"}} {value}' for (model, name), value in row.items()]
+    lines = [
+        f'{name}{{model="{model}",version="1"}} {value}' for (model, name), value in row.items()
+    ]
     return "\n".join([*lines, f'{GPU_UTILIZATION}{{gpu_uuid="GPU-1"}} {gpu}', ""])
 
 
@@ -100,9 +127,7 @@ def prometheus_sample(rows: Sequence[Row]) -> PipelineSample | MetricsFailure:
         times = [NOW - INTERVAL * (len(rows) - 1 - number) for number in range(len(rows))]
         for item in series(POD, model, dict.fromkeys(times, 0.0)):
             name = item["metric"]["__name__"]
-            values = [
-                [at, stored(row[model, name])] for at, row in zip(times, rows, strict=True)
-            ]
+            values = [[at, stored(row[model, name])] for at, row in zip(times, rows, strict=True)]
             result.append({**item, "values": values})
     place = ("default", POD)
     seen = query_results.counters(
@@ -128,9 +153,7 @@ def check(
     json.loads(text, parse_constant=pytest.fail)
     assert loads(text).steps[TOKENIZER].desired == decision.state.steps[TOKENIZER].desired
     registry = CollectorRegistry()
-    ScalingMetrics(registry).observe_decision(
-        ("n", "p"), view, {TOKENIZER: TOKENIZER}, sample, NOW
-    )
+    ScalingMetrics(registry).observe_decision(("n", "p"), view, {TOKENIZER: TOKENIZER}, sample, NOW)
     for family in registry.collect():
         assert all(math.isfinite(one.value) for one in family.samples), family
 

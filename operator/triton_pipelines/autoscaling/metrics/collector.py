@@ -34,6 +34,9 @@ USAGE_EVERY_SECONDS: Final = 10.0
 TARGETS_EVERY_SECONDS: Final = 30.0
 # Allowance beyond the thread's own deadline, for parsing and for names that do not resolve.
 _GRACE_SECONDS: Final = 1.0
+# Scrapes that are closer together are discarded: Prometheus stores the times that a pod writes on its
+# page, and they can be milliseconds apart.
+GAP_SECONDS_MIN: Final = 0.5
 # As many pods are collected per second between two collections: 100 pods every 2 s, and more pods
 # less often, but once per scrape interval. A collection costs as much as there are pods.
 _PODS_PER_SECOND: Final = 50.0
@@ -186,7 +189,7 @@ class PrometheusCollector:
                 self._histories.forget(pod)
             for scrape in seen.scrapes:
                 if scrape.at <= latest:
-                    self._histories.add(pod, scrape, slow[pod])
+                    self._histories.add(pod, scrape, slow[pod], GAP_SECONDS_MIN)
                 else:
                     ahead[pod] = scrape.at - got.server
         # Pods whose query failed are new again: the others need no earlier samples for them.

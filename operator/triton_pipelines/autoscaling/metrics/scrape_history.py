@@ -12,9 +12,6 @@ from .samples import PodUsage, Scrape
 SLACK_SECONDS: Final = 15.0
 # Enough for a pod that is scraped every second, over a window of an hour.
 SCRAPES_MAX: Final = 4096
-# Scrapes that are closer together are discarded. Prometheus stores the times that a pod writes on its
-# page, which can be milliseconds apart.
-GAP_SECONDS_MIN: Final = 0.5
 # Number of recent gaps between scrapes from which the interval is inferred.
 GAPS: Final = 5
 # A longer gap is an outage and not an interval: series vanish from queries after five minutes, so
@@ -32,13 +29,17 @@ class ScrapeHistories:
         self._scrapes: dict[PodKey, deque[Scrape]] = {}
         self._usage: dict[PodKey, PodUsage] = {}
 
-    def add(self, pod: PodKey, scrape: Scrape, window: float) -> bool:
-        """Add a scrape if it is newer than the last by :data:`GAP_SECONDS_MIN`.
+    def add(self, pod: PodKey, scrape: Scrape, window: float, gap: float = 0.0) -> bool:
+        """Add a scrape if it is newer than the last; return whether it was.
 
-        Returns whether it was. Scrapes older than ``window`` seconds are discarded.
+        Args:
+            pod: The pod.
+            scrape: The scrape.
+            window: Scrapes that are more seconds older than this one are discarded.
+            gap: Least seconds by which it has to be newer.
         """
         known = self._scrapes.setdefault(pod, deque(maxlen=SCRAPES_MAX))
-        if known and scrape.at < known[-1].at + GAP_SECONDS_MIN:
+        if known and (scrape.at <= known[-1].at or scrape.at - known[-1].at < gap):
             return False
         known.append(scrape)
         while len(known) > 2 and scrape.at - known[1].at >= window + SLACK_SECONDS:
