@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field as member
 
 from tests.support.loopback import listening
 
@@ -74,6 +74,8 @@ class Pod:
     calls: int = 0
     open: int = 0
     """Connections that the client has not closed."""
+    is_closed: asyncio.Event = member(default_factory=asyncio.Event)
+    """Set while there are none, once there was one."""
 
 
 @contextlib.asynccontextmanager
@@ -84,6 +86,7 @@ async def serving(answer: Answer, greeting: bytes = frame(SETTINGS)) -> AsyncIte
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pod.connections += 1
         pod.open += 1
+        pod.is_closed.clear()
         answers = set[asyncio.Task[None]]()
         try:
             writer.write(greeting)
@@ -99,6 +102,8 @@ async def serving(answer: Answer, greeting: bytes = frame(SETTINGS)) -> AsyncIte
                     answers.add(asyncio.ensure_future(answer(writer, stream)))
         finally:
             pod.open -= 1
+            if not pod.open:
+                pod.is_closed.set()
             for task in answers:
                 task.cancel()
             await asyncio.gather(*answers, return_exceptions=True)

@@ -92,8 +92,8 @@ async def test_a_call_that_cannot_succeed_is_a_fault_of_the_pod(case: str) -> No
         assert len(connections) == 0
         await asyncio.gather(*connections._closing)
         async with asyncio.timeout(10):
-            while pod.open:
-                await asyncio.sleep(0.01)
+            await pod.is_closed.wait()
+        assert pod.open == 0
 
 
 @pytest.mark.parametrize("status", ["2", "14"])

@@ -34,8 +34,8 @@ USAGE_EVERY_SECONDS: Final = 10.0
 TARGETS_EVERY_SECONDS: Final = 30.0
 # Allowance beyond the thread's own deadline, for parsing and for names that do not resolve.
 _GRACE_SECONDS: Final = 1.0
-# Scrapes that are closer together are discarded: Prometheus stores the times that a pod writes on its
-# page, and they can be milliseconds apart.
+# Scrapes that are closer together are discarded: Prometheus stores the times that a pod writes on
+# its page, and they can be milliseconds apart.
 GAP_SECONDS_MIN: Final = 0.5
 # As many pods are collected per second between two collections: 100 pods every 2 s, and more pods
 # less often, but once per scrape interval. A collection costs as much as there are pods.
