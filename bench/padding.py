@@ -208,7 +208,7 @@ def _write(found: Rounds, busy: Mapping[str, Sequence[float]], notes: Sequence[s
         )
         goal = thresholds()[identity]["goal"]
         write(
-            identity + real_step.suffix(),
+            identity + real_step.step_suffix(),
             gains,
             unit=f"times the requests/s ({statistics.median(late):.2f} times the p99)",
             goal=goal,
@@ -222,7 +222,7 @@ def _write(found: Rounds, busy: Mapping[str, Sequence[float]], notes: Sequence[s
             command=real_step.command(identity),
         )
         print(
-            f"{identity}{real_step.suffix()}: {statistics.median(gains):.2f} times, p99 "
+            f"{identity}{real_step.step_suffix()}: {statistics.median(gains):.2f} times, p99 "
             f"{statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}"
         )
 
@@ -270,7 +270,7 @@ def _plot(found: Rounds) -> None:
         title = f"S1: padding modes ({real_step.device()})"
     whiskers = f"whiskers: lowest and highest p99 of {ROUNDS} rounds"
     plots.save(
-        f"S1{real_step.suffix()}",
+        f"S1{real_step.step_suffix()}",
         Chart(
             title,
             series,
