@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field as member
+from dataclasses import dataclass
+from dataclasses import field as member
 
 from tests.support.loopback import listening
 
