@@ -185,7 +185,7 @@ class TritonClient:
     async def instance_count(self, name: str, deadline_s: float | None = None) -> int:
         """Return the instances of the model, over all its instance groups."""
         config = await self.model_config(name, deadline_s)
-        count = sum(group.count for group in config.instance_group)
+        count = int(sum(group.count for group in config.instance_group))
         if not 0 <= count <= INSTANCES_MAX:
             reason = f"the config has {count} instances, which is not a valid number"
             raise RejectedError(f"model '{name}' at {self.address}: {reason}", reason)

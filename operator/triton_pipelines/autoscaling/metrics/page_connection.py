@@ -61,5 +61,6 @@ def page_connector(connections: int, kept_seconds: float, bytes_max: int) -> aio
     """
     connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=kept_seconds)
     # There is no public way to choose the class of connections.
-    connector._factory = partial(PageConnection, asyncio.get_running_loop(), bytes_max)
+    factory: Any = partial(PageConnection, asyncio.get_running_loop(), bytes_max)
+    connector._factory = factory
     return connector
