@@ -96,6 +96,23 @@ async def test_series_of_one_namespace_do_not_keep_others_from_being_scaled(
         sample((await made.collect(expected()))[EVIL])
 
 
+async def test_no_samples_of_a_namespace_are_lost_while_its_queries_are_rejected(
+    stand: Stand, url: str
+) -> None:
+    scrape(stand, 990.0, 995.0, 1000.0)
+    async with collector(url, stand) as made:
+        sample((await made.collect(expected()))[EVIL])
+        stand.before = lambda request, query: TOO_MANY if "evil" in query else None
+        stand.now = 1005.0
+        failure((await made.collect(expected()))[EVIL])
+        stand.before = lambda request, query: None
+        stand.now += REJECTED_SECONDS
+        times = [990.0 + 5.0 * number for number in range(10)]
+        scrape(stand, *times)
+        found = sample((await made.collect(expected()))[EVIL])
+    assert [one.at for one in found.pods["pod-evil"].scrapes] == times
+
+
 async def test_a_native_histogram_is_the_problem_of_its_own_pod(stand: Stand, url: str) -> None:
     """It has the name and the labels of a counter of Triton, and no plain values."""
     scrape(stand, 995.0, 1000.0)
