@@ -103,10 +103,10 @@ async def test_no_samples_of_a_namespace_are_lost_while_its_queries_are_rejected
     async with collector(url, stand) as made:
         sample((await made.collect(expected()))[EVIL])
         stand.before = lambda request, query: TOO_MANY if "evil" in query else None
-        stand.now = 1005.0
-        failure((await made.collect(expected()))[EVIL])
+        for stand.now in range(1005, 1030, 5):
+            failure((await made.collect(expected()))[EVIL])
         stand.before = lambda request, query: None
-        stand.now += REJECTED_SECONDS
+        stand.now = 1005.0 + REJECTED_SECONDS
         times = [990.0 + 5.0 * number for number in range(10)]
         scrape(stand, *times)
         found = sample((await made.collect(expected()))[EVIL])
