@@ -43,8 +43,6 @@ class EffectiveSpec:
     graph: Graph
     server_image: str
     """Image of Triton in its pods."""
-    is_current: bool = True
-    """Whether this is the current spec; otherwise it is the last good one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,6 @@ class Resolver:
                 effective[1].pipeline,
                 effective[1].graph,
                 effective[1].server_image,
-                is_current=effective[0] is snapshot,
             )
         return effective
 

@@ -40,7 +40,6 @@ class Pod:
     uid: str
     revision: str
     ip: str
-    phase: str
     ready: bool
     deleting: bool
     raw: Object = field(repr=False)
@@ -55,7 +54,6 @@ class Pod:
             uid=metadata.get("uid", ""),
             revision=(metadata.get("labels") or {}).get(names.LABEL_REVISION, ""),
             ip=status.get("podIP") or "",
-            phase=status.get("phase") or "Pending",
             ready=conditions.get("Ready", {}).get("status") == "True",
             deleting=metadata.get("deletionTimestamp") is not None,
             raw=raw,
