@@ -39,9 +39,10 @@ from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
-from triton_pipelines.controllers.pipeline.effective_spec import Resolver
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec, Resolver
 from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import effective_spec
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
@@ -150,8 +151,9 @@ class Loop:
     def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
         """Pass the spec to the scaling loop as a reconcile does; the loop uses it from then on."""
         wanted = self.resolver.resolve(observed)
-        self.resolver.effective_spec(observed, wanted)
-        if (effective := self.resolver.effective(observed.pipeline)) is not None:
+        acted = effective_spec(observed, wanted, self.resolver.resolve)
+        if acted is not None:
+            effective = EffectiveSpec.of(observed.pipeline, acted[1])
             self.scaler.handover.effective_specs[self.key] = effective
         return wanted
 
