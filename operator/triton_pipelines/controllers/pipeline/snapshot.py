@@ -18,8 +18,7 @@ from .probe_record import ModelState as ModelState
 from .probe_record import Probe as Probe
 from .resize_rejections import ResizeRejection, with_quota_advice
 from .server_certificate import ServerCertificate
-from .state import PipelineState, RolloutState
-from .state import json_object as json_object
+from .state import PipelineState, RolloutState, json_object
 from .text_cache import TextCache
 
 Object = dict[str, Any]
