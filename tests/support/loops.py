@@ -298,6 +298,3 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
     )
     loop.resolve(world.observed())
     return loop
-
-
-__all__ = ["START", "FakeTriton", "Loop", "Pod", "Told", "Tritons", "loop_of"]
