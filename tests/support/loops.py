@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from tests.support import ownership
 from tests.support.copies import copied
 from tests.support.flows import Flow, history
-from tests.support.worlds import START, World
+from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.autoscaling.metrics.samples import (
@@ -43,7 +43,7 @@ from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec, 
 from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import effective_spec
-from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
+from triton_pipelines.controllers.pipeline.snapshot import Probe, Snapshot
 
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
 

@@ -40,7 +40,7 @@ def build_report(found: TuningFindings) -> TuningReport:
         current=current,
         recommended=decision.setting,
         points=tuple(_point(one, found) for one in found.measured),
-        ends=extreme_points(found.pipe, found.grid, reference, found.latency_budget),
+        ends=extreme_points(found.pipe, found.grid, reference),
         curves=(*_predicted_curves(found, recommended), *_measured_curves(found)),
         steps=_steps(found, seen),
         patch=setting_patch(found.pipeline, current, decision.setting)

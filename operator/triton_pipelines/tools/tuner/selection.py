@@ -202,7 +202,6 @@ def extreme_points(
     pipe: PipelineModel,
     settings: Sequence[BatchingSetting],
     rate: float,
-    latency_budget: float,
 ) -> tuple[ReportPoint, ...]:
     """Return predictions for the latency-first and the throughput-first setting.
 
