@@ -48,8 +48,8 @@ REST_FACTOR: Final = 10.0
 # take as long as the time-out of a request.
 WORKERS_PER_RESERVED: Final = 4
 # Delays of at least this many seconds may take this much (seconds) longer, so that keys become due
-# together: a call over gRPC takes 0.3 ms of CPU time if 16 start together, and 0.8 ms if the process
-# wakes up for each (measured on a busy machine).
+# together: a call over gRPC takes 0.3 ms of CPU time if 16 start together, and 0.8 ms if the
+# process wakes up for each (measured on a busy machine).
 LONG_DELAY_SECONDS: Final = 10.0
 WAKE_UP_SECONDS: Final = 0.5
 # Outdated delayed adds, in addition to one per delayed key, that wait for their time to be dropped.
