@@ -235,13 +235,6 @@ class WorkQueue:
         """Return the number of failures in a row of a key."""
         return self._failures.get(key, ("", 0))[1]
 
-    def oldest_wait(self) -> float:
-        """Return how long the longest waiting due key has waited (seconds); 0 without one."""
-        now = asyncio.get_running_loop().time()
-        return max(
-            (now - since for since in (*self._ready.times(), *self._dirty.values())), default=0.0
-        )
-
     def longest_work(self) -> float:
         """Return the age of the longest running reconcile (seconds); 0 without one."""
         now = asyncio.get_running_loop().time()

@@ -131,14 +131,6 @@ class TritonClient:
         """Close the connection."""
         await self._client.close()
 
-    async def server_live(self, deadline_s: float | None = None) -> bool:
-        """Return whether the server process answers."""
-        return bool(
-            await self._call(
-                "checking whether the server is live", self._client.is_server_live, deadline_s
-            )
-        )
-
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
         """Return whether a version of the model serves; False for an unknown one.
 
