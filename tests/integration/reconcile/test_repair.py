@@ -35,6 +35,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.render import render
+from triton_pipelines.controllers.pipeline import reconciler
 from triton_pipelines.controllers.pipeline.child_writer import CHILD_RESOURCES
 
 pytestmark = [
@@ -271,9 +272,15 @@ async def test_others_objects_are_not_touched(
 
 
 async def test_a_headless_service_comes_and_goes_with_its_field(
-    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+    admin: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its name can also be that of another pipeline's Service, which is reported as a conflict."""
+    # A conflict is checked again after this time.
+    monkeypatch.setattr(reconciler, "SOURCE_POLL_SECONDS", 2.0)
     name = names.headless_service_name("p")
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         headless = pipeline(namespace, server={"service": {"headless": "Enabled"}})
