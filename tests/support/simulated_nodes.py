@@ -174,43 +174,21 @@ async def control_deployments(client: Client, namespace: str) -> None:
 async def _control(client: Client, deployment: Object, pods: list[Object]) -> None:
     metadata, spec = deployment["metadata"], deployment["spec"]
     namespace, name, template = metadata["namespace"], metadata["name"], spec["template"]
-    revision = template["metadata"]["labels"][names.LABEL_REVISION]
-    wanted = {f"{name}-{revision}-{index}" for index in range(spec["replicas"])}
+    replica_set = await _replica_set(client, deployment)
+    hashed = replica_set["metadata"]["labels"][LABEL_TEMPLATE_HASH]
+    labels = {**template["metadata"]["labels"], LABEL_TEMPLATE_HASH: hashed}
+    wanted = {f"{name}-{labels[names.LABEL_REVISION]}-{index}" for index in range(spec["replicas"])}
     mine = {
         pod["metadata"]["name"]
         for pod in pods
         if pod["metadata"]["labels"][names.LABEL_PIPELINE] == name
     }
-    observed = (deployment.get("status") or {}).get("observedGeneration")
-    if observed == metadata["generation"] and mine == wanted:
-        return
-    await _replace_pods(client, deployment, wanted - mine, mine - wanted)
-    done = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
-    status = {
-        "observedGeneration": metadata["generation"],
-        "replicas": len(wanted),
-        "updatedReplicas": len(wanted),
-        "conditions": [done],
-    }
-    if observed != metadata["generation"]:
-        await patch(client, DEPLOYMENTS, namespace, name, {"status": status}, "status")
-
-
-async def _replace_pods(
-    client: Client, deployment: Object, missing: set[str], superfluous: set[str]
-) -> None:
-    """Create and delete pods of a Deployment; those created belong to its current ReplicaSet."""
-    namespace = deployment["metadata"]["namespace"]
-    template = deployment["spec"]["template"]
-    replica_set = await _replica_set(client, deployment)
-    hashed = replica_set["metadata"]["labels"][LABEL_TEMPLATE_HASH]
-    labels = {**template["metadata"]["labels"], LABEL_TEMPLATE_HASH: hashed}
-    for name in sorted(missing):
+    for missing in sorted(wanted - mine):
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": name,
+                "name": missing,
                 "namespace": namespace,
                 "labels": labels,
                 "ownerReferences": ownership.controlled_by(replica_set),
@@ -219,8 +197,17 @@ async def _replace_pods(
         }
         with contextlib.suppress(Conflict):
             await client.create(body)
-    for name in sorted(superfluous):
-        await client.delete(PODS, namespace, name, grace_seconds=0)
+    for left in sorted(mine - wanted):
+        await client.delete(PODS, namespace, left, grace_seconds=0)
+    done = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    status = {
+        "observedGeneration": metadata["generation"],
+        "replicas": len(wanted),
+        "updatedReplicas": len(wanted),
+        "conditions": [done],
+    }
+    if (deployment.get("status") or {}).get("observedGeneration") != metadata["generation"]:
+        await patch(client, DEPLOYMENTS, namespace, name, {"status": status}, "status")
 
 
 async def _replica_set(client: Client, deployment: Object) -> Object:
