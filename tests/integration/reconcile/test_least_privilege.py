@@ -127,8 +127,8 @@ async def test_every_granted_permission_is_used(
         FaultProxy(kubeconfig) as proxy,
         operator(proxy, tmp_path, prober=partial(look, dead), **options) as running,
     ):
-        # In a namespace of its own: the garbage collector, which looks for new kinds every 30 s only,
-        # would have to delete the first pipeline's monitoring objects before.
+        # In a namespace of its own: the garbage collector looks for new kinds every 30 s only, and
+        # would have to delete the monitoring objects of the first pipeline before.
         edited = await make_namespace(admin, f"{namespace}-edited")
         async with repeated(
             *(partial(serve_pods, admin, place) for place in (namespace, edited)),
