@@ -126,16 +126,27 @@ EDITS: list[tuple[Resource, dict[str, Any]]] = [
 ]
 
 
-async def test_what_is_edited_or_deleted_by_hand_is_repaired(
+async def test_what_is_edited_by_hand_is_repaired(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
-        status = await served(admin, namespace)
+        await served(admin, namespace)
         as_before = partial(are, admin, namespace, await children(admin, namespace))
         for resource, body in EDITS:
             await patch(admin, resource, namespace, "p", body)
             await eventually(f"{resource.kind} is repaired after {body}", as_before)
+        await served(admin, namespace)
+
+
+async def test_what_is_deleted_by_hand_comes_back(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    """A pipeline without edits before: an object that needs many corrections has to wait."""
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        status = await served(admin, namespace)
+        as_before = partial(are, admin, namespace, await children(admin, namespace))
         revision = names.revision_name("p", status["revision"])
         deleted = [
             (resource, "p")
