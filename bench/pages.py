@@ -8,6 +8,7 @@ A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends
 - ``runs`` (of a step response), ``gpu-runs`` (before a real step), ``laws`` (simulated comparison),
   ``traces`` (control laws on a real Triton), ``changes`` (counts changed in place), ``faults`` (bad
   metrics);
+- ``pipeline-counts`` (cost of the operator);
 - ``ways`` (architectures side by side), ``ratios`` (to perf_analyzer), ``paddings``, ``fills``
   (batches without padding), ``stage``, ``overhead``, ``limits`` (of queues);
 - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU);
@@ -418,6 +419,7 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "setup": setup,
     "paddings": paddings,
     "fills": fills,
+    "pipeline-counts": lambda found: table(*scaling_tables.pipeline_counts(found)),
     "stage": stage,
     "overhead": overhead,
     "limits": limits,

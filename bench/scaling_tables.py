@@ -1,4 +1,4 @@
-"""Table of live scaling before a real step (C9), for docs/benchmarks/scaling-gpu.md."""
+"""Tables of live scaling before a real step (C9), and of the cost of many pipelines (O1 to O6)."""
 
 from __future__ import annotations
 
@@ -37,3 +37,35 @@ def gpu_runs(found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence
             )
         )
     return HEAD, rows
+
+
+def pipeline_counts(found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+    """Return the head and the rows of O1 to O6: one column for each number of pipelines."""
+    sizes: Sequence[Mapping[str, Any]] = found["detail"]["sizes"]
+    rows = [
+        (goal, text, *(form(one) for one in sizes))
+        for goal, text, form in (
+            ("O1", "CPU time per created pipeline", lambda one: f"{one['create_cpu_ms']:.0f} ms"),
+            ("O1", "the same for a bare client", lambda one: f"{one['bare_cpu_ms']:.1f} ms"),
+            ("O1", "time per created pipeline", lambda one: f"{one['create_ms']:.0f} ms"),
+            ("O1", "the same for a bare client", lambda one: f"{one['bare_ms']:.0f} ms"),
+            ("O1", "requests per created pipeline", lambda one: f"{one['create_requests']:.0f}"),
+            ("O2", "writes after a restart", lambda one: f"{one['restart_writes']:.0f}"),
+            ("O2", "CPU time of a restart", lambda one: f"{one['restart_cpu_seconds']:.1f} s"),
+            ("O2", "time of a restart", lambda one: f"{one['restart_seconds']:.1f} s"),
+            ("O3", "CPU while idle", lambda one: f"{one['idle_cpu_percent']:.2f} % of a core"),
+            ("O3", "resident memory", lambda one: f"{one['memory_mib']:.0f} MiB"),
+            ("O6", "slowest of ten new pipelines", lambda one: _slowest(one["new_seconds"])),
+            (
+                "O6",
+                "the same while 30 pods hang",
+                lambda one: _slowest(one["new_seconds_hung"]),
+            ),
+        )
+    ]
+    head = ("ID", "Measurement", *(f"{one['pipelines']:,} pipelines" for one in sizes))
+    return head, rows
+
+
+def _slowest(seconds: Sequence[float]) -> str:
+    return f"{max(seconds):.2f} s"

@@ -51,11 +51,10 @@ def suffix() -> str:
     return "-native" if is_native() else ""
 
 
-def command(identity: str) -> str | None:
-    """Return the command that repeats a measurement; `None` for the default implementation."""
-    if IMPLEMENTATION is DEFAULT_TOKENIZER:
-        return None
-    return f"{ENV_TOKENIZER}={IMPLEMENTATION} make bench ID={identity}"
+def command(identity: str) -> str:
+    """Return the command that repeats a measurement with the selected implementation."""
+    variable = "" if IMPLEMENTATION is DEFAULT_TOKENIZER else f"{ENV_TOKENIZER}={IMPLEMENTATION} "
+    return f"{variable}make bench ID={identity}"
 
 
 def with_implementation(spec: Mapping[str, Any]) -> dict[str, Any]:

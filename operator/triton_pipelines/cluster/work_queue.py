@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -46,6 +47,11 @@ REST_FACTOR: Final = 10.0
 # One worker of so many is not for keys of a namespace that occupies the others: its writes may each
 # take as long as the time-out of a request.
 WORKERS_PER_RESERVED: Final = 4
+# Delays of at least this many seconds may take this much (seconds) longer, so that keys become due
+# together: a call over gRPC takes 0.3 ms of CPU time if 16 start together, and 0.8 ms if the process
+# wakes up for each (measured on a busy machine).
+LONG_DELAY_SECONDS: Final = 10.0
+WAKE_UP_SECONDS: Final = 0.5
 # Outdated delayed adds, in addition to one per delayed key, that wait for their time to be dropped.
 _OUTDATED_MAX: Final = 100
 
@@ -183,11 +189,16 @@ class WorkQueue:
             self._ready.add(key, since, urgent=urgent)
 
     def add_after(self, key: Key, delay: float) -> None:
-        """Make a key due in ``delay`` seconds, or at the time of an earlier delayed add."""
+        """Make a key due in ``delay`` seconds, or at the time of an earlier delayed add.
+
+        A long delay may take up to :data:`WAKE_UP_SECONDS` longer.
+        """
         if delay <= 0:
             self.add(key)
             return
         due = asyncio.get_running_loop().time() + delay
+        if delay >= LONG_DELAY_SECONDS:
+            due = math.ceil(due / WAKE_UP_SECONDS) * WAKE_UP_SECONDS
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due

@@ -42,7 +42,7 @@ def test_pipelines_get_the_selected_implementation(
 
 
 def test_each_implementation_has_results_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (tokenizer.suffix(), tokenizer.command("C4")) == ("-native", None)
+    assert (tokenizer.suffix(), tokenizer.command("C4")) == ("-native", "make bench ID=C4")
     monkeypatch.setattr(tokenizer, "IMPLEMENTATION", PYTHON)
     assert tokenizer.suffix() == ""
     assert tokenizer.command("C4") == "TOKENIZER=Python make bench ID=C4"

@@ -131,6 +131,17 @@ async def test_delayed_adds_keep_the_earliest_and_do_not_pile_up() -> None:
 
 
 @pytest.mark.looptime(start=0)
+async def test_long_delays_end_together() -> None:
+    recorder = Recorder(seconds=0.1)
+    queue = recorder.queue()
+    for key, delay in ((A, 30.1), (B, 30.4), (C, 9.9)):
+        queue.add_after(key, delay)
+    await run_for(queue, 40)
+    assert recorder.starts(A) == recorder.starts(B) == [pytest.approx(30.5)]
+    assert recorder.starts(C) == [pytest.approx(9.9)], "a short delay is exact"
+
+
+@pytest.mark.looptime(start=0)
 async def test_outdated_delayed_adds_take_a_bounded_part_of_the_memory() -> None:
     """A pipeline that changes all the time is due in a moment again and again, and in ten minutes.
 

@@ -63,7 +63,7 @@ def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResul
 
 
 class Slow:
-    """A server that carries far less than its step times suggest, whatever its setting."""
+    """A server that carries less than its step times suggest, by default with every setting."""
 
     current, rebuild, client = CURRENT, None, None
     changes = 0.0
@@ -71,6 +71,7 @@ class Slow:
 
     def __init__(self, capacity: float, carried: float) -> None:
         self.capacity, self.carried, self.failed = capacity, carried, 0
+        self.capacities: dict[BatchingSetting, float] = {}
         self.setting, self.asked_answers = CURRENT, 0
         self.asked: list[float] = []
 
@@ -92,7 +93,7 @@ class Slow:
             "far beyond what it is known to carry, chance in few arrivals included"
         )
         self.asked.append(spec.rate)
-        result = answered(spec, self.capacity)
+        result = answered(spec, self.capacities.get(self.setting, self.capacity))
         self.failed += int(np.count_nonzero(result.error >= 0))
         self.carried = max(self.carried, measurement_of(result).rate)
         return result
@@ -128,6 +129,24 @@ async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(
     assert max(server.asked) <= 2.5 * capacity
     assert not run.decision.is_better, "the same server, whatever the setting"
     assert all(one.load.p99 < 30 for one in run.measured)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+async def test_a_candidate_that_is_slower_than_predicted_is_tried_at_lower_rates(
+    share: float,
+) -> None:
+    """Requests wait near the capacity, which says nothing about the time outside the steps."""
+    server = Slow(1650.0, carried=1000.0)
+    run = begun(server, TuningOptions())
+    best = max(one.rate for one in run.predictions)
+    server.capacities = {one.setting: share * best for one in run.predictions}
+    server.capacities[CURRENT] = server.capacity
+    await run._calibrate()
+    await GainVerification(run).verify()
+    first = next(one for one in run.measured if one.setting != CURRENT)
+    assert first.carried == (share == 1)
+    assert first.check_budget(LATENCY_BUDGET) is BudgetCheck.EXCEEDED
+    assert run.decision.is_better, run.decision.reason
 
 
 @pytest.mark.parametrize("capacity", [100.0, 300.0])

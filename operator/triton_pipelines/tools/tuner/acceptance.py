@@ -28,8 +28,8 @@ MIN_GAIN = 0.05
 # (0.99 ** 300 < 0.05): nothing is verified.
 MIN_ANSWERS = 300
 # A setting that exceeds the budget at its rate is tried again at what the corrected prediction
-# gives; if that is hardly lower, once at this share of it: at the predicted maximum rate, half of
-# all measurements exceed the budget.
+# gives; if that is hardly lower, at this share of it, and then further down: at the predicted
+# maximum rate, half of all measurements exceed the budget.
 STEP_BACK = 0.9
 # A setting that never met the budget is tried at this share of the lowest rate that exceeded it.
 STEP_DOWN = 0.5

@@ -231,8 +231,14 @@ class TuningRun:
         self.grid += [replace(setting, padding=padding) for setting in self.grid]
 
     def _recalibrate(self, one: SettingMeasurement, seen: Mapping[str, StepExecutions]) -> None:
-        """Correct the model of the pipeline by a measurement."""
-        latencies = one.load.latencies if one.carried else None
+        """Correct the model of the pipeline by a measurement.
+
+        Beyond the latency budget, requests also wait for the steps. Once a load was within the
+        budget, only such loads show the time outside the steps.
+        """
+        within = [other.is_within(self.latency_budget) for other in self.measured]
+        is_telling = one.is_within(self.latency_budget) or not any(within)
+        latencies = one.load.latencies if one.carried and is_telling else None
         self.pipe = calibrate(
             self.pipe.with_setting(one.setting),
             seen,

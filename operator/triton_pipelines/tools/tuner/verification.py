@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .acceptance import MIN_GAIN, STEP_BACK, BudgetCheck, SettingMeasurement
@@ -71,24 +72,29 @@ class GainVerification:
                 return _Candidate(setting, got.rate), tried
             elif self._run.expected_rate(setting) > STEP_BACK * got.rate:
                 tried.add(setting)
-                winner = await self._retry_lower(setting, STEP_BACK * got.rate, base)
+                winner = await self._retry_lower(setting, got.rate, base)
                 if winner is not None:
                     return winner, tried
         return None, tried
 
     async def _retry_lower(
-        self, setting: BatchingSetting, rate: float, base: float
+        self, setting: BatchingSetting, exceeded: float, base: float
     ) -> _Candidate | None:
-        """Measure once more at a lower rate, if that is still a gain over ``base``.
+        """Measure at lower rates, as long as they are still a gain over ``base``.
 
-        For a setting that measured worse than predicted while the prediction does not see why.
+        For a setting that measured worse than predicted while the prediction does not see why: the
+        first rate is a little lower, the next ones are halfway (geometrically) to ``base``.
         """
-        if self._run.points_left < MIN_VERIFICATION_POINTS or rate < (1 + MIN_GAIN) * base:
-            return None
-        got = await self._run.measure_point(setting, rate, "the candidate, at a lower rate")
-        if got is None or got.check_budget(self._run.latency_budget) is not BudgetCheck.MET:
-            return None
-        return _Candidate(setting, got.rate)
+        least = (1 + MIN_GAIN) * base
+        rate = STEP_BACK * exceeded
+        while rate >= least and self._run.points_left >= MIN_VERIFICATION_POINTS:
+            got = await self._run.measure_point(setting, rate, "the candidate, at a lower rate")
+            if got is None or got.load.faults:
+                return None
+            if got.check_budget(self._run.latency_budget) is BudgetCheck.MET:
+                return _Candidate(setting, got.rate)
+            rate = min(STEP_BACK * got.rate, math.sqrt(least * got.rate))
+        return None
 
     async def _confirm(self, winner: _Candidate, tried: set[BatchingSetting]) -> None:
         """Verify a gain A/B/A.
