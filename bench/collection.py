@@ -31,7 +31,6 @@ WARM, RUNS = 14, 7
 GOAL_SECONDS = 1.0
 STEPS = ("tokenizer", "model", "postprocess")
 RATE = 50.0
-READY_SECONDS = 120.0
 
 Key = tuple[str, str]
 

@@ -8,14 +8,12 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any
 
 import grpc
 
-from tests.support.soak.pods import SERVICE, Answers
+from tests.support.soak.pods import SERVICE, Addresses, Answers
 from triton_pipelines.api.names import PORT_GRPC
-
-_PER_BLOCK: Final = 250
 
 
 @contextmanager
@@ -26,10 +24,8 @@ def serve_pods(healthy: int, hung: int) -> Iterator[tuple[list[str], list[str]]]
     """
     # Other benchmarks on this machine use other blocks.
     block = random.randint(64, 250)
-    addresses = [
-        f"127.{block}.{number // _PER_BLOCK}.{number % _PER_BLOCK + 1}"
-        for number in range(healthy + hung)
-    ]
+    free = Addresses(block)
+    addresses = [free.next() for _ in range(healthy + hung)]
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=_run, args=(theirs, addresses[:healthy], addresses[healthy:]), daemon=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HEAD = (
@@ -42,27 +42,25 @@ def gpu_runs(found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence
 def pipeline_counts(found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
     """Return the head and the rows of O1 to O6: one column for each number of pipelines."""
     sizes: Sequence[Mapping[str, Any]] = found["detail"]["sizes"]
-    rows = [
-        (goal, text, *(form(one) for one in sizes))
-        for goal, text, form in (
-            ("O1", "CPU time per created pipeline", lambda one: f"{one['create_cpu_ms']:.0f} ms"),
-            ("O1", "the same for a bare client", lambda one: f"{one['bare_cpu_ms']:.1f} ms"),
-            ("O1", "time per created pipeline", lambda one: f"{one['create_ms']:.0f} ms"),
-            ("O1", "the same for a bare client", lambda one: f"{one['bare_ms']:.0f} ms"),
-            ("O1", "requests per created pipeline", lambda one: f"{one['create_requests']:.0f}"),
-            ("O2", "writes after a restart", lambda one: f"{one['restart_writes']:.0f}"),
-            ("O2", "CPU time of a restart", lambda one: f"{one['restart_cpu_seconds']:.1f} s"),
-            ("O2", "time of a restart", lambda one: f"{one['restart_seconds']:.1f} s"),
-            ("O3", "CPU while idle", lambda one: f"{one['idle_cpu_percent']:.2f} % of a core"),
-            ("O3", "resident memory", lambda one: f"{one['memory_mib']:.0f} MiB"),
-            ("O6", "slowest of ten new pipelines", lambda one: _slowest(one["new_seconds"])),
-            (
-                "O6",
-                "the same while 30 pods hang",
-                lambda one: _slowest(one["new_seconds_hung"]),
-            ),
-        )
-    ]
+    cells: Sequence[tuple[str, str, Callable[[Mapping[str, Any]], str]]] = (
+        ("O1", "CPU time per created pipeline", lambda one: f"{one['create_cpu_ms']:.0f} ms"),
+        ("O1", "the same for a bare client", lambda one: f"{one['bare_cpu_ms']:.1f} ms"),
+        ("O1", "time per created pipeline", lambda one: f"{one['create_ms']:.0f} ms"),
+        ("O1", "the same for a bare client", lambda one: f"{one['bare_ms']:.0f} ms"),
+        ("O1", "requests per created pipeline", lambda one: f"{one['create_requests']:.0f}"),
+        ("O2", "writes after a restart", lambda one: f"{one['restart_writes']:.0f}"),
+        ("O2", "CPU time of a restart", lambda one: f"{one['restart_cpu_seconds']:.1f} s"),
+        ("O2", "time of a restart", lambda one: f"{one['restart_seconds']:.1f} s"),
+        ("O3", "CPU while idle", lambda one: f"{one['idle_cpu_percent']:.2f} % of a core"),
+        ("O3", "resident memory", lambda one: f"{one['memory_mib']:.0f} MiB"),
+        ("O6", "slowest of ten new pipelines", lambda one: _slowest(one["new_seconds"])),
+        (
+            "O6",
+            "the same while 30 pods hang",
+            lambda one: _slowest(one["new_seconds_hung"]),
+        ),
+    )
+    rows = [(goal, text, *(form(one) for one in sizes)) for goal, text, form in cells]
     head = ("ID", "Measurement", *(f"{one['pipelines']:,} pipelines" for one in sizes))
     return head, rows
 

@@ -181,9 +181,7 @@ def show_variants(found: Mapping[str, Any]) -> None:
         )
 
 
-def measure_offline(
-    sessions: Sessions, settings: Settings, cost: StepCost
-) -> dict[str, dict[str, float]]:
+def measure_offline(sessions: Sessions, settings: Settings) -> dict[str, dict[str, float]]:
     """Measure one pass over many texts: as they come, and sorted by length (the upper limit)."""
     texts = draw_batch(settings.offline_texts, SEED)
     arrival = range(texts.rows)
@@ -272,7 +270,7 @@ def run_block(settings: Settings, part: PartFile) -> None:
         variants(rows, documents=False)
     variants(settings.document_rows[0], documents=True)
     if settings.left_s > 0:
-        part.put("offline", measure_offline(sessions, settings, cost))
+        part.put("offline", measure_offline(sessions, settings))
     for rows in settings.document_rows[1:]:
         variants(rows, documents=True)
     part.put("complete", settings.left_s > 0)

@@ -30,6 +30,7 @@ from bench.results import FOLDER
 from bench.server_comparison import environments, handwritten
 from bench.server_comparison.apps import encoder
 from e2e.local import native
+from e2e.local.processes import free_port
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
@@ -304,7 +305,7 @@ def _started(
 
     A process group of its own ends with it: some servers leave their workers behind.
     """
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-server-") as home:
         environment = {
             **os.environ,
@@ -371,12 +372,6 @@ def _wait(endpoint: Endpoint) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _post(url: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:

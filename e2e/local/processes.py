@@ -102,6 +102,12 @@ def reserved_ports(count: int) -> Iterator[list[int]]:
         yield [handle.getsockname()[1] for handle in sockets]
 
 
+def free_port() -> int:
+    """Return a TCP port of loopback on which no process listens."""
+    with reserved_ports(1) as (port,):
+        return port
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a file in one step, so that no reader sees half of it; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,6 @@ from e2e.suite.reach import Endpoint, Reach
 from e2e.suite.tiny import TinyPipeline
 
 TEST_SECONDS = 300
-FAILED = pytest.StashKey[bool]()
 NewNamespace = Callable[[], str]
 
 

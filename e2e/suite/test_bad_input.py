@@ -13,8 +13,6 @@ from e2e.suite.kube import Kube, wait_for
 from e2e.suite.pipelines import Pipeline, check_answer, golden, small
 from e2e.suite.reach import Reach
 
-HUB = "hf://sentence-transformers/all-MiniLM-L6-v2"
-
 
 def serves(pipeline: Pipeline, reach: Reach) -> None:
     cases = golden("sentiment", 2, longest=32)

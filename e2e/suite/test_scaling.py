@@ -99,10 +99,6 @@ class Scaled:
         )
         return int(self._pipeline.kube.request("GET", path)["instance_group"][0]["count"])
 
-    def reported_step(self) -> Mapping[str, Any]:
-        """The step's entry of the status."""
-        return next(item for item in self._pipeline.status()["steps"] if item["name"] == STEP)
-
     def scaling(self) -> Mapping[str, Any]:
         """Scaling's part of the status."""
         found: Mapping[str, Any] = self._pipeline.status().get("scaling") or {}

@@ -17,8 +17,8 @@ import pytest
 
 from e2e.local import packages
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
+from e2e.local.processes import free_port
 from e2e.suite.access import own_cluster
-from tests.support.operators import free_port
 from tests.unit.docs import markdown
 
 PAGE = markdown.ROOT / "docs/user/walkthrough.md"

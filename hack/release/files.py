@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 CHECKSUMS: Final = "SHA256SUMS"
-BLOCK: Final = 1 << 20
 
 
 def sha256(path: Path) -> str:

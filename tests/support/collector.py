@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from e2e.local import binaries
-from tests.support.operators import free_port
+from e2e.local.processes import free_port
 from tests.support.recorder import until
 from tests.support.web import LoopbackServer, Response
 

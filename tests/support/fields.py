@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tests.support import libyaml
 from triton_pipelines.api import crd, names, structural_schema
 from triton_pipelines.api.base import ApiModel
+from triton_pipelines.api.field_paths import model_below
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 
@@ -41,30 +42,21 @@ def _properties(model: type[ApiModel]) -> Mapping[str, Any]:
     return properties
 
 
-def fields(
-    schema: Mapping[str, Any] | None = None, root: str = "spec"
-) -> dict[str, Mapping[str, Any]]:
-    """Return every field below ``root`` with its schema, in the schema's order.
-
-    The default is the CRD as generated from the models.
-    """
-    nodes = structural_schema.walk(schema if schema is not None else whole_schema())
+def fields() -> dict[str, Mapping[str, Any]]:
+    """Return every field of the spec with its schema, in the schema's order."""
     return {
         path: node
-        for path, node in nodes
-        if path.startswith(f"{root}.") and not path.endswith(("[]", "{}")) and not _is_way(node)
+        for path, node in structural_schema.walk(whole_schema())
+        if path.startswith("spec.") and not path.endswith(("[]", "{}")) and not _is_way(node)
     }
 
 
-def fields_of(
-    document: Mapping[str, Any], schema: Mapping[str, Any] | None = None, root: str = "spec"
-) -> set[str]:
+def fields_of(document: Mapping[str, Any]) -> set[str]:
     """Return paths of the fields that a resource sets.
 
     A ``null`` counts as not set. Keys that are not fields are ignored.
     """
-    whole = schema if schema is not None else whole_schema()
-    return set(_written(document.get(root), whole["properties"][root], root))
+    return set(_written(document.get("spec"), whole_schema()["properties"]["spec"], "spec"))
 
 
 def _written(value: Any, node: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -97,23 +89,11 @@ def owners(model: type[ApiModel] = PipelineSpec, root: str = "spec") -> dict[str
             for base in reversed(model.__mro__)
             if issubclass(base, ApiModel) and name in base.model_fields
         )
-        path, child = f"{root}.{key}", _child(info.annotation)
+        path, child = f"{root}.{key}", model_below(info.annotation)
         found[path] = f"{owner.__name__}.{key}"
         if child is not None:
             found |= owners(child, f"{path}[]" if properties[key]["type"] == "array" else path)
     return found
-
-
-def _child(annotation: Any) -> type[ApiModel] | None:
-    """Return the model that a field's type contains, at any depth.
-
-    It looks into ``Optional``, ``tuple`` and ``Annotated``.
-    """
-    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
-        return annotation
-    return next(
-        (child for part in get_args(annotation) if (child := _child(part)) is not None), None
-    )
 
 
 def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

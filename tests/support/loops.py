@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from tests.support import ownership
 from tests.support.copies import copied
 from tests.support.flows import Flow, history
-from tests.support.worlds import START, World
+from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.autoscaling.metrics.samples import (
@@ -39,12 +39,12 @@ from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
-from triton_pipelines.controllers.pipeline.effective_spec import Resolver
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec, Resolver
 from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import effective_spec
+from triton_pipelines.controllers.pipeline.snapshot import Probe, Snapshot
 
-MODELS = ("tokenizer", "model")
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
 
 
@@ -151,8 +151,9 @@ class Loop:
     def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
         """Pass the spec to the scaling loop as a reconcile does; the loop uses it from then on."""
         wanted = self.resolver.resolve(observed)
-        self.resolver.effective_spec(observed, wanted)
-        if (effective := self.resolver.effective(observed.pipeline)) is not None:
+        acted = effective_spec(observed, wanted, self.resolver.resolve)
+        if acted is not None:
+            effective = EffectiveSpec.of(observed.pipeline, acted[1])
             self.scaler.handover.effective_specs[self.key] = effective
         return wanted
 
@@ -297,6 +298,3 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
     )
     loop.resolve(world.observed())
     return loop
-
-
-__all__ = ["START", "FakeTriton", "Loop", "Pod", "Told", "Tritons", "loop_of"]

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.local.processes import free_port
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import free_port
 
 LEASE = "operator"
 

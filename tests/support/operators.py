@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from e2e.local.processes import free_port
 from tests.support.faultproxy import FaultProxy
 from triton_pipelines.api import names
 from triton_pipelines.app import composition
@@ -70,14 +70,6 @@ async def eventually(
                 return value
         assert loop.time() < end, f"not within {deadline} s: {what}"
         await asyncio.sleep(every)
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback on which no process is listening."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def apply_any(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ import httpx
 import yaml
 
 from e2e.local import packages
+from e2e.local.processes import free_port
 from tests.support.web import LoopbackServer, Request, Response
 
 INTERVAL = 1.0
@@ -72,7 +72,7 @@ class PrometheusServer:
     def __enter__(self) -> Self:
         packages.install(packages.PROMETHEUS)
         self._folder = Path(tempfile.mkdtemp(prefix="tritonpipe-prometheus-"))
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         self.start()
         return self
 
@@ -267,10 +267,3 @@ def packages_path(program: str) -> str:
     if found is None:
         raise RuntimeError(f"{program} is not installed")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

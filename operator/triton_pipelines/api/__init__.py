@@ -3,8 +3,8 @@
 Lowest layer; does no I/O.
 """
 
-from .base import Finding, Severity, Switch
+from .base import Finding
 from .parse import parse
-from .v1alpha1 import InferencePipeline, PipelineSpec
+from .v1alpha1 import InferencePipeline
 
-__all__ = ["Finding", "InferencePipeline", "PipelineSpec", "Severity", "Switch", "parse"]
+__all__ = ["Finding", "InferencePipeline", "parse"]

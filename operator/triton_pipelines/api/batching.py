@@ -8,10 +8,25 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, Switch
+from .tensors import AS_SET, by_key
 
 MAX_BATCH = 65536
 MAX_DELAY_MICROSECONDS = 60_000_000
 MAX_PRIORITY_LEVELS = 256
+MaxBatchSize = Annotated[int, Field(ge=0, le=MAX_BATCH)]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+BatchSizes = Annotated[
+    tuple[BatchSize, ...],
+    Field(max_length=16, json_schema_extra=AS_SET),
+]
+QueueDelay = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=MAX_DELAY_MICROSECONDS,
+        description="Maximum time that a request waits to be batched, in microseconds.",
+    ),
+]
 
 
 class TimeoutAction(StrEnum):
@@ -97,21 +112,9 @@ class DynamicBatching(ApiModel):
         Switch, Field(description="If Disabled, the step runs one request at a time.")
     ] = Switch.ENABLED
     preferred_batch_sizes: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
-        Field(
-            max_length=16,
-            description="Batch sizes that are executed immediately.",
-            json_schema_extra={"x-kubernetes-list-type": "set"},
-        ),
+        BatchSizes, Field(description="Batch sizes that are executed immediately.")
     ] = ()
-    max_queue_delay_microseconds: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=MAX_DELAY_MICROSECONDS,
-            description="Maximum time that a request waits to be batched, in microseconds.",
-        ),
-    ] = None
+    max_queue_delay_microseconds: QueueDelay = None
     preserve_ordering: Annotated[
         Switch | None,
         Field(description="If Enabled, responses are returned in the order of the requests."),
@@ -148,10 +151,7 @@ class DynamicBatching(ApiModel):
         Field(
             max_length=16,
             description="Queue limits for individual priorities.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["priority"],
-            },
+            json_schema_extra=by_key("priority"),
         ),
     ] = ()
 

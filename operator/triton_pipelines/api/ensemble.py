@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, Switch, TritonName
-from .batching import MAX_BATCH
-from .step_names import STEP_NAME_MAX, STEP_NAME_PATTERN
-from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
+from .batching import MaxBatchSize
+from .step_names import StepName
+from .tensors import PublicInput, PublicOutput, TensorList
 
 
 class Ensemble(ApiModel):
@@ -20,46 +20,37 @@ class Ensemble(ApiModel):
         Field(description="Name of the model that clients call. Default: metadata.name."),
     ] = None
     inputs: Annotated[
-        tuple[PublicInput, ...],
+        TensorList[PublicInput],
         Field(
-            max_length=MAX_TENSORS,
             description=(
                 "Inputs of the pipeline, in this order. Default: the tokenizer's texts "
                 "(STRING, dims [1]), then the tensors that steps read from pipeline."
-            ),
-            json_schema_extra=BY_NAME,
+            )
         ),
     ] = ()
     outputs: Annotated[
-        tuple[PublicOutput, ...],
+        TensorList[PublicOutput],
         Field(
-            max_length=MAX_TENSORS,
             description="Outputs that clients receive, in this order, from any step. Default: all"
-            " outputs of the last step.",
-            json_schema_extra=BY_NAME,
+            " outputs of the last step."
         ),
     ] = ()
     max_batch_size: Annotated[
-        int | None,
+        MaxBatchSize | None,
         Field(
-            ge=0,
-            le=MAX_BATCH,
             description=(
                 "Maximum number of rows per request. 0 means that dims include the batch axis. "
                 "Default: the minimum over all steps."
-            ),
+            )
         ),
     ] = None
     entry_point: Annotated[
-        str | None,
+        StepName | None,
         Field(
-            min_length=1,
-            max_length=STEP_NAME_MAX,
-            pattern=STEP_NAME_PATTERN,
             description=(
                 "Name of a step that calls the other steps itself (business logic "
                 "scripting). Clients call its model; no ensemble is created."
-            ),
+            )
         ),
     ] = None
     max_inflight_requests: Annotated[

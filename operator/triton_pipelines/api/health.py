@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, TensorName, Text
-from .tensors import ATOMIC, BY_NAME
+from .tensors import ATOMIC, TensorList
 
 
 class InferenceHealth(StrEnum):
@@ -62,12 +62,8 @@ class Health(ApiModel):
         Field(description="Example text for all text inputs. Default: a short sentence."),
     ] = None
     inputs: Annotated[
-        tuple[ExampleInput, ...],
-        Field(
-            max_length=64,
-            description="Example request for pipelines that have inputs other than text.",
-            json_schema_extra=BY_NAME,
-        ),
+        TensorList[ExampleInput],
+        Field(description="Example request for pipelines that have inputs other than text."),
     ] = ()
     period_seconds: Annotated[
         int, Field(ge=5, le=3600, description="Interval between two test inferences, in seconds.")

@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, Quantity
-from .tensors import ATOMIC
+from .tensors import AS_SET, ATOMIC
 
 MAX_INSTANCES = 256
 # Maximum number of instance groups of a step: eight GPUs with two profiles each.
@@ -203,7 +203,7 @@ GpuIndices = Annotated[
     Field(
         max_length=64,
         description="Indexes of the GPUs in the pod to run on, for kind GPU. Default: all GPUs.",
-        json_schema_extra={"x-kubernetes-list-type": "set"},
+        json_schema_extra=AS_SET,
     ),
 ]
 ProfileIndices = Annotated[

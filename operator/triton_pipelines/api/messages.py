@@ -17,6 +17,7 @@ from .server import ServerSpec
 from .source import SCHEMES, URI_PATTERN
 from .suggestions import did_you_mean, plain
 from .v1alpha1 import NAME_REMEDY
+from .wording import counted
 
 # The type that each of pydantic's type errors expects, in terms that users know.
 _EXPECTED_TYPE = {
@@ -163,7 +164,7 @@ def _wrong_length(
 ) -> str:
     """Return the message for a text, key, list or mapping with too few or too many parts."""
     if location[-1:] == ("[key]",) and kind == "string_too_long":
-        return f"each key must have at most {_counted(context['max_length'], 'character')}"
+        return f"each key must have at most {counted(context['max_length'], 'character')}"
     if context.get("min_length") == 1:
         return "must not be empty"
     bound = _bound(context, "min_length", "max_length")
@@ -314,7 +315,3 @@ def _choices(expected: str, value: Any) -> str:
         f"; did you mean {called!r}?" if called in known else did_you_mean(name, known, quoted=True)
     )
     return f"{'one of: ' if len(known) > 2 else ''}{text}{hint}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,9 +11,9 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, Passthrough, Switch
-from .batching import MAX_BATCH
+from .batching import BatchSize, BatchSizes
 from .open_fields import FORM, OpenForm
-from .tensors import ATOMIC
+from .tensors import AS_SET, ATOMIC
 
 MAX_TOKENS = 1_048_576
 TABLE_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*$"
@@ -41,7 +41,7 @@ class VersionPolicy(ApiModel):
         Field(
             max_length=64,
             description="These versions.",
-            json_schema_extra={"x-kubernetes-list-type": "set"},
+            json_schema_extra=AS_SET,
         ),
     ] = ()
 
@@ -81,14 +81,12 @@ class Warmup(ApiModel):
         ),
     ] = Switch.ENABLED
     batch_sizes: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
+        BatchSizes,
         Field(
-            max_length=16,
             description=(
                 "Number of rows in each inference. Default: 1, the preferred batch sizes and, "
                 "on GPUs, maxBatchSize."
-            ),
-            json_schema_extra={"x-kubernetes-list-type": "set"},
+            )
         ),
     ] = ()
 
@@ -172,12 +170,9 @@ class LengthProfile(ApiModel):
         int, Field(ge=1, le=MAX_TOKENS, description="Maximum number of tokens in a row.")
     ]
     min_batch_size: Annotated[
-        int | None,
-        Field(ge=1, le=MAX_BATCH, description="Minimum number of rows in a batch. Default: 1."),
+        BatchSize | None, Field(description="Minimum number of rows in a batch. Default: 1.")
     ] = None
-    max_batch_size: Annotated[
-        int, Field(ge=1, le=MAX_BATCH, description="Maximum number of rows in a batch.")
-    ]
+    max_batch_size: Annotated[BatchSize, Field(description="Maximum number of rows in a batch.")]
 
     rules = (
         FieldRule(

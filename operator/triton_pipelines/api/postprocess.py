@@ -12,7 +12,7 @@ from .batching import DynamicBatching
 from .instances import InstanceResources, PlacedStepCopies
 from .open_fields import FORM, OpenForm
 from .python import CustomCode
-from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
+from .tensors import ATOMIC, InputTensor, OutputTensor, TensorList
 
 
 class PostprocessType(StrEnum):
@@ -74,7 +74,7 @@ class Postprocess(ApiModel):
         Field(
             max_length=4096,
             description="Names of the classes, in the order of the model's outputs.",
-            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+            json_schema_extra=ATOMIC,
         ),
     ] = ()
     top_k: Annotated[
@@ -102,23 +102,16 @@ class Postprocess(ApiModel):
     ] = None
     python: Annotated[CustomCode | None, Field(description="Custom code, for type Python.")] = None
     inputs: Annotated[
-        tuple[InputTensor, ...],
+        TensorList[InputTensor],
         Field(
-            max_length=MAX_TENSORS,
             description=(
                 "Input tensors, for type Python. By default, each reads the model's output of "
                 "the same name."
-            ),
-            json_schema_extra=BY_NAME,
+            )
         ),
     ] = ()
     outputs: Annotated[
-        tuple[OutputTensor, ...],
-        Field(
-            max_length=MAX_TENSORS,
-            description="Output tensors. Required for type Python.",
-            json_schema_extra=BY_NAME,
-        ),
+        TensorList[OutputTensor], Field(description="Output tensors. Required for type Python.")
     ] = ()
     instances: Annotated[
         PlacedStepCopies, Field(description="Number of processes in each pod.")

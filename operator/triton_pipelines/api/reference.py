@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from . import names
 from .base import ApiModel
 from .conditions import ABNORMAL, KIND_OF, ConditionType, Reason, ReasonKind
 from .crd import PRINTER_COLUMNS
+from .field_paths import model_below
 from .open_fields import is_open
 from .status import Status
 from .structural_schema import structural
@@ -199,15 +200,6 @@ REASON_MEANING: Mapping[Reason, str] = {
 }
 
 
-def _child(annotation: Any) -> type[ApiModel] | None:
-    """Return the model inside a field's type, at any depth (``Optional``, ``tuple``, …)."""
-    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
-        return annotation
-    return next(
-        (child for part in get_args(annotation) if (child := _child(part)) is not None), None
-    )
-
-
 @functools.cache
 def _schema(model: type[ApiModel], *, defaults: bool = True) -> Mapping[str, Any]:
     """Return the schema of one class; cached, because a class is used in many places."""
@@ -221,7 +213,7 @@ def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel],
     while queue:
         model, here = queue.pop(0)
         for name, info in model.model_fields.items():
-            child = _child(info.annotation)
+            child = model_below(info.annotation)
             if child is None:
                 continue
             listed = _schema(model)["properties"][info.alias or name]["type"] == "array"
@@ -304,7 +296,7 @@ def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iter
             f" Pattern: `{node['pattern']}`." if "pattern" in node and "enum" not in node else ""
         )
         yield (
-            f"| `{key}` | {_cell(_type(node, _child(info.annotation)))} | {default} |"
+            f"| `{key}` | {_cell(_type(node, model_below(info.annotation)))} | {default} |"
             f" {_cell(meaning)} |"
         )
     yield ""

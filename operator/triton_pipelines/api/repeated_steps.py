@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, TensorName, TensorReference
-from .step_names import NAME_IS_FREE, STEP_NAME_MAX, STEP_NAME_PATTERN
-from .tensors import BY_NAME, MAX_TENSORS
+from .step_names import NAME_IS_FREE, StepName
+from .tensors import TensorList
 
 
 class RepeatedInput(ApiModel):
@@ -27,33 +27,25 @@ class RepeatedStep(ApiModel):
     """A step that runs the model of another step in the same instances."""
 
     name: Annotated[
-        str,
+        StepName,
         Field(
-            min_length=1,
-            max_length=STEP_NAME_MAX,
-            pattern=STEP_NAME_PATTERN,
             description=(
                 "Name for from fields: a DNS label. The names tokenizer, model, postprocess and"
                 " pipeline are reserved."
-            ),
+            )
         ),
     ]
     step: Annotated[
-        str,
+        StepName,
         Field(
-            min_length=1,
-            max_length=STEP_NAME_MAX,
-            pattern=STEP_NAME_PATTERN,
-            description="The step to repeat: tokenizer, model, postprocess or one of spec.steps.",
+            description="The step to repeat: tokenizer, model, postprocess or one of spec.steps."
         ),
     ]
     inputs: Annotated[
-        tuple[RepeatedInput, ...],
+        TensorList[RepeatedInput],
         Field(
             min_length=1,
-            max_length=MAX_TENSORS,
             description="Inputs that the step reads. Only optional inputs can be omitted.",
-            json_schema_extra=BY_NAME,
         ),
     ]
 

@@ -7,20 +7,14 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel
-from .status_types import ATOMIC, Count, Short
+from .status_types import Count, Short, Time
+from .tensors import ATOMIC, by_key
 
 
 class ScaleEvent(ApiModel):
     """One change to an instance count."""
 
-    time: Annotated[
-        str,
-        Field(
-            max_length=64,
-            description="Time of the decision.",
-            json_schema_extra={"format": "date-time"},
-        ),
-    ]
+    time: Annotated[Time, Field(description="Time of the decision.")]
     step: Annotated[Short, Field(description="Name of the step whose count changed.")]
     from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
     to: Annotated[Count, Field(description="Instances after.")] = 0
@@ -49,12 +43,7 @@ class ScalingStatus(ApiModel):
     bottleneck: Annotated[Short, Field(description="Bottleneck of the pipeline.")] = ""
     mode: Annotated[Short, Field(description="Current mode: Active or Advisory.")] = ""
     last_scale_time: Annotated[
-        str | None,
-        Field(
-            max_length=64,
-            description="Time of the last change to a count.",
-            json_schema_extra={"format": "date-time"},
-        ),
+        Time | None, Field(description="Time of the last change to a count.")
     ] = None
     history: Annotated[
         tuple[ScaleEvent, ...],
@@ -67,17 +56,9 @@ class ScalingStatus(ApiModel):
         Field(
             max_length=64,
             description="Signals of each step.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["step"],
-            },
+            json_schema_extra=by_key("step"),
         ),
     ] = ()
     figures_time: Annotated[
-        str | None,
-        Field(
-            max_length=64,
-            description="Time at which one of the signals last changed.",
-            json_schema_extra={"format": "date-time"},
-        ),
+        Time | None, Field(description="Time at which one of the signals last changed.")
     ] = None

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, Dimension, FieldRule, Switch, TensorName
-from .batching import MAX_BATCH, MAX_DELAY_MICROSECONDS
-from .tensors import ATOMIC, MAX_DIMS, DataType
+from .batching import BatchSizes, QueueDelay
+from .tensors import ATOMIC, BY_NAME, MAX_DIMS, DataType, by_key
 
 
 class SequenceStrategy(StrEnum):
@@ -159,10 +159,7 @@ class SequenceBatching(ApiModel):
         Field(
             max_length=8,
             description="Inputs of the model that the batcher fills.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
+            json_schema_extra=BY_NAME,
         ),
     ] = ()
     states: Annotated[
@@ -170,10 +167,7 @@ class SequenceBatching(ApiModel):
         Field(
             max_length=32,
             description="Tensors kept between the requests of a sequence.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["inputName"],
-            },
+            json_schema_extra=by_key("inputName"),
         ),
     ] = ()
     max_candidate_sequences: Annotated[
@@ -188,21 +182,10 @@ class SequenceBatching(ApiModel):
         ),
     ] = None
     preferred_batch_sizes: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
-        Field(
-            max_length=16,
-            description="Batch sizes that are executed immediately, for strategy Oldest.",
-            json_schema_extra={"x-kubernetes-list-type": "set"},
-        ),
+        BatchSizes,
+        Field(description="Batch sizes that are executed immediately, for strategy Oldest."),
     ] = ()
-    max_queue_delay_microseconds: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=MAX_DELAY_MICROSECONDS,
-            description="Maximum time that a request waits to be batched, in microseconds.",
-        ),
-    ] = None
+    max_queue_delay_microseconds: QueueDelay = None
     minimum_slot_utilization_percent: Annotated[
         int | None,
         Field(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from .base import ApiModel, FieldRule, LabelKey, ObjectName, Passthrough, Quantity, Switch, Text
 from .open_fields import FORM, ITEMS_FORM, OpenForm
-from .tensors import ATOMIC
+from .tensors import AS_SET, ATOMIC, BY_NAME
 from .tls import Tls
 
 ENV_NAME_PATTERN = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
@@ -81,7 +81,7 @@ class Gpu(ApiModel):
             description=(
                 "Allowed GPU products, as values of the node label nvidia.com/gpu.product."
             ),
-            json_schema_extra={"x-kubernetes-list-type": "set"},
+            json_schema_extra=AS_SET,
         ),
     ] = ()
     claim_template: Annotated[
@@ -263,10 +263,7 @@ class ServerSpec(ApiModel):
         Field(
             max_length=16,
             description="As in a Pod spec.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
+            json_schema_extra=BY_NAME,
         ),
     ] = ()
     service_account_name: Annotated[
@@ -283,10 +280,7 @@ class ServerSpec(ApiModel):
         Field(
             max_length=64,
             description="Additional environment variables for Triton.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
+            json_schema_extra=BY_NAME,
         ),
     ] = ()
     args: Annotated[

@@ -40,21 +40,12 @@ class Slo(ApiModel):
         ),
     ] = None
 
-    def latency_budget_milliseconds(
-        self, p99: float | None = None, network_and_queue: float | None = None
-    ) -> float | None:
+    def latency_budget_milliseconds(self) -> float | None:
         """Return what the SLO leaves for the server: the SLO minus network and queue.
-
-        Args:
-            p99: SLO in milliseconds to use instead of ``p99_milliseconds``.
-            network_and_queue: Milliseconds to subtract instead of
-                ``network_and_queue_budget_milliseconds``.
 
         Returns:
             Milliseconds, 0 or less if nothing is left; ``None`` without an SLO.
         """
-        if p99 is None:
-            p99 = self.p99_milliseconds
-        if network_and_queue is None:
-            network_and_queue = self.network_and_queue_budget_milliseconds
-        return None if p99 is None else p99 - network_and_queue
+        if self.p99_milliseconds is None:
+            return None
+        return self.p99_milliseconds - self.network_and_queue_budget_milliseconds

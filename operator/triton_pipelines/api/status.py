@@ -8,7 +8,8 @@ from pydantic import Field
 
 from .base import ApiModel, Switch
 from .scaling_status import ScalingStatus
-from .status_types import ATOMIC, MAP_BY_NAME, Count, Long, Short
+from .status_types import Count, Long, Short, Time
+from .tensors import ATOMIC, BY_NAME, by_key
 from .tuning_status import PaddingStatus, TuningStatus
 
 
@@ -42,12 +43,7 @@ class ConditionStatus(ApiModel):
         ),
     ] = 0
     last_transition_time: Annotated[
-        str,
-        Field(
-            max_length=64,
-            description="Time of the last transition from one status to another.",
-            json_schema_extra={"format": "date-time"},
-        ),
+        Time, Field(description="Time of the last transition from one status to another.")
     ]
 
 
@@ -167,10 +163,7 @@ class Status(ApiModel):
         Field(
             max_length=16,
             description="Conditions by type: Ready, Available and others.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            },
+            json_schema_extra=by_key("type"),
         ),
     ] = ()
     observed_generation: Annotated[
@@ -206,7 +199,7 @@ class Status(ApiModel):
         Field(
             max_length=64,
             description="Status of each step across all pods.",
-            json_schema_extra=MAP_BY_NAME,
+            json_schema_extra=BY_NAME,
         ),
     ] = ()
     tokenizer: Annotated[TokenizerStatus, Field(description="The tokenizer's instance count.")] = (
@@ -217,10 +210,7 @@ class Status(ApiModel):
         Field(
             max_length=64,
             description="Resolved versions of the sources.",
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["step"],
-            },
+            json_schema_extra=by_key("step"),
         ),
     ] = ()
     scaling: Annotated[

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
-MAP_BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-ATOMIC = {"x-kubernetes-list-type": "atomic"}
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+COUNT_MAX: Final = 2**31 - 1
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Short = Annotated[str, Field(max_length=512)]
 Long = Annotated[str, Field(max_length=4096)]
+Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]

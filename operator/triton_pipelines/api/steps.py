@@ -9,15 +9,15 @@ from pydantic import Field
 
 from .base import ApiModel, FieldRule, Passthrough, Switch, Text, TritonName
 from .batch_strategy import BatchStrategy
-from .batching import MAX_BATCH, DynamicBatching
+from .batching import DynamicBatching, MaxBatchSize
 from .instances import InstanceResources, ModelInstances
 from .open_fields import FORM, OpenForm
 from .optimization import Optimization, TokenLengths, VersionPolicy, Vllm, Warmup
 from .python import Python
 from .sequence_batching import SequenceBatching
 from .source import ModelSource
-from .step_names import NAME_IS_FREE, STEP_NAME_MAX, STEP_NAME_PATTERN
-from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
+from .step_names import NAME_IS_FREE, StepName
+from .tensors import InputTensor, OutputTensor, TensorList
 
 BACKEND_PATTERN = r"^[a-z0-9_]+$"
 
@@ -72,33 +72,25 @@ class StepFields(ApiModel):
         Vllm | None, Field(description="Arguments of the engine, for platform vllm.")
     ] = None
     inputs: Annotated[
-        tuple[InputTensor, ...],
+        TensorList[InputTensor],
         Field(
-            max_length=MAX_TENSORS,
             description=(
                 "Input tensors. Default: the tokenizer's outputs; for platform vllm, the "
                 "inputs of the backend."
-            ),
-            json_schema_extra=BY_NAME,
+            )
         ),
     ] = ()
     outputs: Annotated[
-        tuple[OutputTensor, ...],
-        Field(
-            max_length=MAX_TENSORS,
-            description="Output tensors. Required except for platform vllm.",
-            json_schema_extra=BY_NAME,
-        ),
+        TensorList[OutputTensor],
+        Field(description="Output tensors. Required except for platform vllm."),
     ] = ()
     max_batch_size: Annotated[
-        int | None,
+        MaxBatchSize | None,
         Field(
-            ge=0,
-            le=MAX_BATCH,
             description=(
                 "Maximum rows per batch. 0 means no batching: dims include the batch axis."
                 " Default: 64, or 0 for vllm."
-            ),
+            )
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -370,15 +362,12 @@ class StepSpec(StepFields):
     """
 
     name: Annotated[
-        str,
+        StepName,
         Field(
-            min_length=1,
-            max_length=STEP_NAME_MAX,
-            pattern=STEP_NAME_PATTERN,
             description=(
                 "Name for from fields and the status: a DNS label. The names tokenizer, model,"
                 " postprocess and pipeline are reserved."
-            ),
+            )
         ),
     ]
     model_name: Annotated[

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
 from .base import ApiModel, Dimension, FieldRule, Switch, TensorName, TensorReference
 
+
+def by_key(key: str) -> dict[str, Any]:
+    """Return the marks of a list that is merged by a field of its items."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
-BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+AS_SET = {"x-kubernetes-list-type": "set"}
+BY_NAME = by_key("name")
 MAX_TENSORS = 64
 MAX_DIMS = 16
+T = TypeVar("T")
+TensorList = Annotated[tuple[T, ...], Field(max_length=MAX_TENSORS, json_schema_extra=BY_NAME)]
+"""Tensors, each with a name of its own."""
 
 
 class DataType(StrEnum):

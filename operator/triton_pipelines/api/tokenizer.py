@@ -17,7 +17,7 @@ from .base import (
     TensorReference,
     TritonName,
 )
-from .batching import MAX_BATCH, DynamicBatching
+from .batching import DynamicBatching, MaxBatchSize
 from .instances import InstanceResources, StepCopies
 from .open_fields import FORM, OpenForm
 from .optimization import MAX_TOKENS
@@ -229,14 +229,12 @@ class Tokenizer(ApiModel):
         ),
     ] = ()
     max_batch_size: Annotated[
-        int | None,
+        MaxBatchSize | None,
         Field(
-            ge=0,
-            le=MAX_BATCH,
             description=(
                 "Maximum rows per batch. 0 means no batching: clients send texts of shape [n]."
                 " Default: the model's value."
-            ),
+            )
         ),
     ] = None
     dynamic_batching: Annotated[

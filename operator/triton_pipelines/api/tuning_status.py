@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel
-from .status_types import ATOMIC, Count, Long, Short
+from .status_types import Count, Long, Short, Time
+from .tensors import ATOMIC
 
 
 class VerifiedPaddingStatus(ApiModel):
@@ -31,14 +32,7 @@ class VerifiedPaddingStatus(ApiModel):
         Short,
         Field(description=("spec.tuning.request of the tuning run that verified this padding.")),
     ] = ""
-    time: Annotated[
-        str | None,
-        Field(
-            max_length=64,
-            description="Time at which that run ended.",
-            json_schema_extra={"format": "date-time"},
-        ),
-    ] = None
+    time: Annotated[Time | None, Field(description="Time at which that run ended.")] = None
     revert_reason: Annotated[
         Short,
         Field(
@@ -123,22 +117,10 @@ class TuningStatus(ApiModel):
 
     request: Annotated[Short, Field(description="The value of spec.tuning.request.")] = ""
     state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
-    start_time: Annotated[
-        str | None,
-        Field(
-            max_length=64,
-            description="Time at which the run began.",
-            json_schema_extra={"format": "date-time"},
-        ),
-    ] = None
-    completion_time: Annotated[
-        str | None,
-        Field(
-            max_length=64,
-            description="Time at which the run ended.",
-            json_schema_extra={"format": "date-time"},
-        ),
-    ] = None
+    start_time: Annotated[Time | None, Field(description="Time at which the run began.")] = None
+    completion_time: Annotated[Time | None, Field(description="Time at which the run ended.")] = (
+        None
+    )
     revision: Annotated[Short, Field(description="Revision that the run measured.")] = ""
     message: Annotated[
         Long, Field(description="Result of the run, or the reason why it failed.")

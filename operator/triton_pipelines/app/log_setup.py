@@ -15,7 +15,6 @@ import structlog
 
 from triton_pipelines.redaction import MASK, redact_url
 
-REDACTED: Final = MASK
 # Names of fields whose values must not be logged. Names such as `key` (a pipeline's key) and
 # `secret` (a Secret's name) are harmless.
 _SECRET_FIELD: Final = re.compile(
@@ -40,7 +39,7 @@ _QUIET: Final = (
 
 def redact_text(text: str) -> str:
     """Redact credentials in text: user information and queries of URLs, authorization headers."""
-    return _AUTHORIZATION.sub(rf"\1 {REDACTED}", redact_url(text))
+    return _AUTHORIZATION.sub(rf"\1 {MASK}", redact_url(text))
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -52,7 +51,7 @@ def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutab
 
 def _redacted(name: str, value: Any) -> Any:
     if _SECRET_FIELD.search(name):
-        return REDACTED
+        return MASK
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, dict):

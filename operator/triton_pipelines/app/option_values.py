@@ -32,9 +32,5 @@ def _pairs(value: Any) -> Any:
     return pairs
 
 
-def _read_only(value: dict[str, str]) -> Mapping[str, str]:
-    return MappingProxyType(value)
-
-
 Names = Annotated[tuple[str, ...], BeforeValidator(split)]
-Pairs = Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(_read_only)]
+Pairs = Annotated[Mapping[str, str], BeforeValidator(_pairs), AfterValidator(MappingProxyType)]

@@ -42,6 +42,8 @@ _LEAST_SHARE: Final = 0.3
 """Share of an interval: bounds the extrapolation of a jump right before a scrape."""
 _IN_FORCE: Final = 30.0
 """Seconds after which a growth has certainly taken effect: several times as long as it takes."""
+_LEAST_SERVICE: Final = 1e-9
+"""Least service time, seconds: Triton counts microseconds, and less is no measurement."""
 _COOLDOWN: Final = 8.0
 """Seconds between growths while no change has been measured."""
 
@@ -111,7 +113,7 @@ def service_time(known: float | None, signal: StepSignal, *, contended: bool) ->
     completions the known time stays.
     """
     measured = signal.possible.service if signal.possible is not None else None
-    if measured is None or measured <= 0:
+    if measured is None or measured < _LEAST_SERVICE:
         return known
     return min(known, measured) if contended and known is not None else measured
 

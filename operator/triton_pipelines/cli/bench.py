@@ -95,7 +95,7 @@ def _check_plot(plot: Path | None) -> None:
             f"--plot {plot}: the format is SVG; name it {plot.with_suffix('.svg').name}",
             EXIT_USAGE,
         )
-    check_plottable(plot, "--plot")
+    check_plottable(plot)
 
 
 def _requests(model: ModelMetadata, content: RequestOptions, seed: int) -> BenchRequests:

@@ -24,6 +24,7 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import PODS
 
+from .output import escape_controls
 from .port_forward import PortForwardError, read_page
 from .scaling_view import scaled_steps, scaling_of
 
@@ -69,7 +70,8 @@ class LiveFigures:
         try:
             pods = await self._read_pods(pipeline["metadata"], steps) if steps else []
         except (ClusterError, PortForwardError, MetricsPageError) as error:
-            self.note = f"the pods cannot be read, so the values are from the status: {error}"
+            reason = escape_controls(str(error))
+            self.note = f"the pods cannot be read, so the values are from the status: {reason}"
             return pipeline
         figures = [
             found

@@ -16,7 +16,7 @@ import triton_pipelines
 
 from .completion import PROGRAM, command_to_complete, complete
 from .errors import EXIT_FAILED, CommandError
-from .output import tolerate_encoding
+from .output import escape_lines, tolerate_encoding
 
 PLUGIN = "kubectl-tritonpipe"
 TRACEBACK_VARIABLE = "TRITONPIPE_TRACEBACK"
@@ -143,11 +143,12 @@ def main() -> None:
             prog_name="kubectl tritonpipe" if called == PLUGIN else PROGRAM
         )
     except CommandError as failure:
-        typer.echo(f"tritonpipe: {failure}", err=True)
+        typer.echo(f"tritonpipe: {escape_lines(str(failure))}", err=True)
         sys.exit(failure.code)
     except Exception as error:
         typer.echo(
-            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a bug in tritonpipe."
+            f"tritonpipe: unexpected {type(error).__name__}: {escape_lines(str(error))}\n"
+            "This is a bug in tritonpipe."
             f" Set {TRACEBACK_VARIABLE}=1 to print the traceback, and report the bug.",
             err=True,
         )

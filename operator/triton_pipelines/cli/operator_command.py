@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from typing import Final
+from typing import Any, Final
 
 from triton_pipelines.app.composition import build_reconcile, classify
 from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
@@ -16,8 +16,8 @@ from triton_pipelines.cluster.leader_election import LeadershipLostError
 from triton_pipelines.cluster.login import LoginError, load_configuration
 
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
-from .operator_options import OperatorOptions
-from .option_groups import expand_options
+from .operator_options import given_fields, option_parameters
+from .option_groups import with_parameters
 
 # Allocated objects until a garbage collection, and collections until one of an older generation.
 # Python's default, 700, collects so often that it takes 6 % of the CPU time: each decoded object of
@@ -25,15 +25,15 @@ from .option_groups import expand_options
 GC_THRESHOLDS: Final = (20_000, 10, 10)
 
 
-@expand_options
-def operator(options: OperatorOptions) -> None:
+@with_parameters(option_parameters())
+def operator(**options: Any) -> None:
     """Run the operator, as the chart does.
 
     Every option can also be set in the environment as TRITONPIPE_OPTION, lists separated by
     commas.
     """
     try:
-        config = load_config(options.given())
+        config = load_config(given_fields(options))
         _ = config.connections  # report errors in them before anything runs
     except (OperatorConfigError, ConnectionsError) as error:
         raise CommandError(str(error), EXIT_USAGE) from error

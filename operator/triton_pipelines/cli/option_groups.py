@@ -39,9 +39,20 @@ def expand_options(command: Callable[P, R]) -> Callable[..., R]:
         command.__doc__,
         command.__module__,
     )
-    run.__annotations__ = {item.name: item.annotation for item in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
+    return with_parameters(parameters)(run)
+
+
+def with_parameters(
+    parameters: list[inspect.Parameter],
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command that takes any keywords these parameters."""
+
+    def give(command: Callable[..., R]) -> Callable[..., R]:
+        command.__annotations__ = {item.name: item.annotation for item in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return give
 
 
 def _parameters(group: type[Any]) -> list[inspect.Parameter]:

@@ -69,6 +69,11 @@ def escape_controls(text: str) -> str:
     )
 
 
+def escape_lines(text: str) -> str:
+    """Return a text with control characters escaped, except for the ends of its lines."""
+    return "\n".join(map(escape_controls, text.split("\n")))
+
+
 def printable(document: Any) -> Any:
     """Return a document of the cluster with control characters escaped in all texts.
 

@@ -60,7 +60,7 @@ def request_arrays(
         )
     arrays = {name: _value(known[name], words) for name, words in named_values.items()}
     for name, paths in named_files.items():
-        arrays[name] = _file(known[name], [Path(path) for path in paths], model.batched)
+        arrays[name] = _file(known[name], [Path(path) for path in paths])
     arrays = _text_arrays(model, texts, pairs, arrays.keys()) | arrays
     missing = [item for item in model.inputs if item.name not in arrays and not item.optional]
     if missing:
@@ -187,7 +187,7 @@ def _value(info: TensorMetadata, words: Sequence[str]) -> Array:
     )
 
 
-def _file(info: TensorMetadata, places: Sequence[Path], batched: bool) -> Array:
+def _file(info: TensorMetadata, places: Sequence[Path]) -> Array:
     """Read ``--input-file``: an array saved by NumPy, or the bytes of each file.
 
     Bytes become an element of a text input, or the numbers of a UINT8 input.

@@ -93,7 +93,7 @@ def tune(
     in_cluster.check_unused()
     check_finite(measurement)
     check_server_options(server, measurement)
-    check_plottable(plot, "--plot")
+    check_plottable(plot)
     check_writable(report_file, "--report-file")
     report = _measure(file, measurement.settings(), server)
     write_report(report, output, plot, report_file)

@@ -11,7 +11,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Conflict, Invalid, NotFound
 from triton_pipelines.cluster.resources import resource_of
 
-_REPAIR_SUFFIX: Final = "-repair"
+_REPAIRER: Final = f"{names.MANAGER_CHILDREN}-repair"
 _STRIP_ATTEMPTS: Final = 3
 # A resourceVersion that no object has, since etcd starts at this revision and each write increases
 # it. The API server compares the version of an apply only with that of an existing object.
@@ -44,13 +44,7 @@ async def apply_new(client: Client, desired: Object) -> Object | None:
         return None
 
 
-async def apply_over(
-    client: Client,
-    desired: Object,
-    live: Mapping[str, Any] | None,
-    *,
-    manager: str = names.MANAGER_CHILDREN,
-) -> Object:
+async def apply_over(client: Client, desired: Object, live: Mapping[str, Any] | None) -> Object:
     """Apply an object; if fields of other managers make that invalid, replace it and apply again.
 
     Apply merges, and some manual edits make the merge invalid: a changed port number (ours is added
@@ -62,7 +56,6 @@ async def apply_over(
         client: the client.
         desired: the full set of the operator's fields.
         live: the known state of the object; None if it does not exist.
-        manager: field manager.
 
     Returns:
         The object as it is now.
@@ -72,17 +65,16 @@ async def apply_over(
         Conflict: the live object is newer than ``live``; read it again.
     """
     try:
-        return await client.apply(desired, manager=manager)
+        return await client.apply(desired)
     except Invalid as refused:
         if live is None:
             raise
-        repairer = manager + _REPAIR_SUFFIX
         try:
-            await client.replace(_replacement(desired, live), manager=repairer)
+            await client.replace(_replacement(desired, live), manager=_REPAIRER)
         except Invalid:
             raise refused from None
-        applied = await client.apply(desired, manager=manager)
-        return await _strip_manager(client, applied, repairer)
+        applied = await client.apply(desired)
+        return await _strip_manager(client, applied, _REPAIRER)
 
 
 def _replacement(desired: Object, live: Mapping[str, Any]) -> Object:

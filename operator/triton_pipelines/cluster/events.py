@@ -86,7 +86,7 @@ def cut_utf8(text: str, limit: int) -> str:
 
     An ellipsis marks a cut.
     """
-    raw = text.encode()
+    raw = text.encode(errors="replace")
     if len(raw) <= limit:
         return text
     return raw[: limit - 3].decode(errors="ignore") + "…"

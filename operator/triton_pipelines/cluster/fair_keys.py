@@ -5,7 +5,7 @@ Round robin over namespaces; in each, urgent keys first, then the oldest.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 Key = tuple[str, str]
@@ -59,12 +59,6 @@ class FairKeys:
         if due:
             self._by_namespace[namespace] = due
         return key, since
-
-    def times(self) -> Iterator[float]:
-        """Yield the times since when the keys are due."""
-        for due in self._by_namespace.values():
-            yield from due.urgent.values()
-            yield from due.others.values()
 
 
 @dataclass(slots=True)

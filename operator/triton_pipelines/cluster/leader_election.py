@@ -22,7 +22,7 @@ import asyncio
 import datetime as dt
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final, Never
@@ -119,10 +119,6 @@ class LeaderElector:
     """Name of the process: the pod's name."""
     timing: LeaseTiming = field(default_factory=LeaseTiming)
     """Durations."""
-    utc_now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
-    """Clock for the timestamps in the Lease, which are for people; replaced in tests."""
-    uniform: Callable[[float, float], float] = random.uniform
-    """Jitter; replaced in tests."""
     identity: str = field(init=False)
     """Holder identity. Unique per process: a container restarted in its pod is another one."""
     _loop: asyncio.AbstractEventLoop = field(init=False)
@@ -236,7 +232,7 @@ class LeaderElector:
         return record.holder if action is LeaseAction.WAIT else None
 
     async def _create(self) -> None:
-        now = self.utc_now().strftime(_MICRO_TIME)
+        now = dt.datetime.now(dt.UTC).strftime(_MICRO_TIME)
         lease: Object = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
@@ -258,7 +254,7 @@ class LeaderElector:
             self._valid_until = sent + self.timing.renew_deadline
 
     def _updated(self, lease: Object, record: LeaseRecord, action: LeaseAction) -> Object:
-        now = self.utc_now().strftime(_MICRO_TIME)
+        now = dt.datetime.now(dt.UTC).strftime(_MICRO_TIME)
         spec = {
             **(lease.get("spec") or {}),
             "holderIdentity": self.identity,
@@ -270,7 +266,8 @@ class LeaderElector:
         return {**lease, "spec": spec}
 
     def _pause(self) -> float:
-        return self.uniform(self.timing.retry_period, self.timing.retry_period * JITTER)
+        period = self.timing.retry_period
+        return random.uniform(period, period * JITTER)  # noqa: S311 - jitter
 
     @property
     def _lease(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,17 @@ STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 # and the escapes of JSON.
 MAX_RESPONSE_BYTES: Final = 64 * 1024**2
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
+
+
+# Characters of JSON strings that YAML excludes, or reads as a line break. Texts of pods have them.
+_ESCAPED_IN_YAML: Final = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def yaml_of(body: Object | Sequence[Object] | None) -> bytes:
+    """Return JSON that is valid YAML; surrogates without a partner become question marks."""
+    text = json.dumps(body, ensure_ascii=False)
+    escaped = _ESCAPED_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return escaped.encode(errors="replace")
 
 
 class RequestObserver(Protocol):
@@ -260,11 +272,7 @@ class Transport:
         timeout = aiohttp.ClientTimeout(
             total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS
         )
-        sent = (
-            json.dumps(body, ensure_ascii=False).encode()
-            if headers["Content-Type"] == APPLY
-            else body
-        )
+        sent = yaml_of(body) if headers["Content-Type"] == APPLY else body
         response = await api.call_api(
             method, api.configuration.host + target, headers, sent, _request_timeout=timeout
         )

@@ -48,8 +48,8 @@ REST_FACTOR: Final = 10.0
 # take as long as the time-out of a request.
 WORKERS_PER_RESERVED: Final = 4
 # Delays of at least this many seconds may take this much (seconds) longer, so that keys become due
-# together: a call over gRPC takes 0.3 ms of CPU time if 16 start together, and 0.8 ms if the process
-# wakes up for each (measured on a busy machine).
+# together: a call over gRPC takes 0.3 ms of CPU time if 16 start together, and 0.8 ms if the
+# process wakes up for each (measured on a busy machine).
 LONG_DELAY_SECONDS: Final = 10.0
 WAKE_UP_SECONDS: Final = 0.5
 # Outdated delayed adds, in addition to one per delayed key, that wait for their time to be dropped.
@@ -234,13 +234,6 @@ class WorkQueue:
     def failures(self, key: Key) -> int:
         """Return the number of failures in a row of a key."""
         return self._failures.get(key, ("", 0))[1]
-
-    def oldest_wait(self) -> float:
-        """Return how long the longest waiting due key has waited (seconds); 0 without one."""
-        now = asyncio.get_running_loop().time()
-        return max(
-            (now - since for since in (*self._ready.times(), *self._dirty.values())), default=0.0
-        )
 
     def longest_work(self) -> float:
         """Return the age of the longest running reconcile (seconds); 0 without one."""

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason
 from triton_pipelines.api.scaling import ScalingMode
+from triton_pipelines.api.status_types import COUNT_MAX
 from triton_pipelines.autoscaling.types import REASON_MAX, ScalingDecision, Verdict, truncate
 
 from .handover import ScalingView
@@ -281,8 +282,11 @@ def _figure(before: Mapping[str, Any], step: str, name: str) -> int | None:
 
 
 def _steady_figure(value: float, before: int | None) -> int:
-    """Return the rounded value, or the previous one if they differ by at most a tenth, or 1."""
-    rounded = round(value)
+    """Return the rounded value, or the previous one if they differ by at most a tenth, or 1.
+
+    A value that the field does not hold becomes the field's maximum.
+    """
+    rounded = min(round(value), COUNT_MAX)
     if not isinstance(before, int):
         return rounded
     tolerance = max(1.0, FIGURE_CHANGE * max(abs(before), abs(rounded)))

@@ -73,9 +73,8 @@ class FileCache:
         *,
         keep_free: float = KEEP_FREE,
         times: LeaseTimes | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._root, self._log, self._keep_free, self._clock = root / "v1", log, keep_free, clock
+        self._root, self._log, self._keep_free = root / "v1", log, keep_free
         self._times = times or LeaseTimes()
         self._problem: str | None = None
         self._room = threading.Lock()
@@ -245,7 +244,7 @@ class FileCache:
                 self._lock(key),
                 self._times,
                 lambda: is_stopped() or self._is_cached(key),
-                self._clock,
+                time.monotonic,
             )
 
     def _is_cached(self, key: str) -> bool:

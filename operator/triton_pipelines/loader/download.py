@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -63,7 +62,6 @@ class Downloader:
         self,
         retrier: Retrier,
         log: logging.Logger,
-        clock: Callable[[], float] = time.monotonic,
         cache: FileCache | None = None,
         load_failed: threading.Event | None = None,
     ) -> None:
@@ -72,12 +70,11 @@ class Downloader:
         Args:
             retrier: tries downloads again.
             log: where progress is logged.
-            clock: returns seconds.
             cache: the model cache, if there is one.
             load_failed: set when a source of the same load has failed: files that another pod is
                 fetching are then not waited for.
         """
-        self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
+        self._retrier, self._log, self._cache = retrier, log, cache
         self._load_failed = load_failed or threading.Event()
 
     def fetch(self, job: DownloadJob, stop: threading.Event | None = None) -> DownloadedFile:
@@ -214,7 +211,7 @@ class Downloader:
         meter = (
             job.meter(body.size, body.offset)
             if job.meter
-            else DownloadProgress(self._log, job.what, body.size, body.offset, self.clock)
+            else DownloadProgress(self._log, job.what, body.size, body.offset, time.monotonic)
         )
         size = body.offset
         with part.path.open("ab") as file:

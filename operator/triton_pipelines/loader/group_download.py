@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class GroupDownloader:
         """
         total = _total_size([entries.get(key) for key, _, _ in requests])
         group = (
-            GroupProgress(self._log, stage.what, len(requests), total, self._downloader.clock)
+            GroupProgress(self._log, stage.what, len(requests), total, time.monotonic)
             if len(requests) > 1
             else None
         )

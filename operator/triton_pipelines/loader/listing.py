@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -84,6 +84,34 @@ def folder(entries: Iterable[ListedFile]) -> SourceListing:
     if not kept:
         raise SourceError("the source has no files; check uri and path", missing=True)
     return SourceListing(tuple(sorted(kept)))
+
+
+def listing_at(place: str, entries: Mapping[str, ListedFile], problem: str) -> SourceListing:
+    """Return the file at a place among the entries of a source, or everything below the place.
+
+    Args:
+        place: the place; with a slash at its end, it is a folder.
+        entries: all files by name.
+        problem: message of the error if there is nothing.
+
+    Raises:
+        SourceError: there is nothing, too much, or a name is not usable.
+    """
+    path = place.strip("/")
+    if path in entries and not place.endswith("/"):
+        found = replace(entries[path], name=path.rpartition("/")[2])
+        return SourceListing((found,), single=True)
+    prefix = f"{path}/" if path else ""
+    try:
+        return folder(
+            replace(found, name=name.removeprefix(prefix))
+            for name, found in entries.items()
+            if name.startswith(prefix)
+        )
+    except SourceError as error:
+        if error.missing:
+            raise SourceError(problem, missing=True) from error
+        raise
 
 
 def check_name(name: str) -> None:

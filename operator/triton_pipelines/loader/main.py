@@ -55,7 +55,7 @@ def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
     redact = Redactor()
     log = _logger(redact, out or sys.stderr)
     report, code = load(options, redact, log)
-    _write_report(report, options.termination, redact, log)
+    _write_report(report, options.termination, log)
     return code
 
 
@@ -100,9 +100,7 @@ def _unexpected(error: Exception, options: LoadOptions) -> LoaderError:
     return LoaderError(LoadReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
-def _write_report(
-    report: LoadReport, path: Path | None, redact: Redactor, log: logging.Logger
-) -> None:
+def _write_report(report: LoadReport, path: Path | None, log: logging.Logger) -> None:
     if path is None:
         return
     data = report.to_json().encode()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.api.loadplan import LoadPlan, LoadReason, PlanCount
+from triton_pipelines.api.loadplan import LoadPlan, LoadReason
 from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.files import write_atomically
 
@@ -165,8 +165,3 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR, f"{path} is not a valid model configuration: {error}"
         ) from error
-
-
-def starting_counts(counts: Iterable[PlanCount], live: dict[str, int]) -> dict[str, int]:
-    """Return the number of instances that each scaled step starts with."""
-    return {item.step: item.clamp(live.get(item.step)) for item in counts}

@@ -109,7 +109,7 @@ def _single(item: PlanFetch, listing: SourceListing) -> Selection:
     assert listing.entries is not None
     (entry,) = listing.entries
     _only_first(item, f"the single file {entry.name}")
-    return _first({item.file or entry.name: entry}, item)
+    return _first({item.file or entry.name: entry})
 
 
 def _unlisted(item: PlanFetch) -> Selection:
@@ -120,12 +120,12 @@ def _unlisted(item: PlanFetch) -> Selection:
         )
     _only_first(item, "a directory on a web server, which cannot be listed")
     main = str(item.source_file or item.file)
-    return _first({str(item.file): ListedFile(main)}, item)
+    return _first({str(item.file): ListedFile(main)})
 
 
 def _main(item: PlanFetch, names: Collection[str], entries: Mapping[str, ListedFile]) -> Selection:
     main = str(item.source_file or item.file)
-    return _first({str(item.file): entries[_required(item, main, names, "")]}, item)
+    return _first({str(item.file): entries[_required(item, main, names, "")]})
 
 
 def _whole(item: PlanFetch, entries: Collection[ListedFile]) -> Selection:
@@ -133,7 +133,7 @@ def _whole(item: PlanFetch, entries: Collection[ListedFile]) -> Selection:
     return Selection({f"{FIRST}/{name}": entry for name, entry in files.items()}, ignored=ignored)
 
 
-def _first(files: Mapping[str, ListedFile], item: PlanFetch) -> Selection:
+def _first(files: Mapping[str, ListedFile]) -> Selection:
     made = {f"{FIRST}/{name}": entry for name, entry in files.items()}
     return Selection(made, onnx=tuple(name for name in made if name.endswith(".onnx")))
 

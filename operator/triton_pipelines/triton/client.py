@@ -23,6 +23,7 @@ from tritonclient.grpc import (
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
 from triton_pipelines.api import names
+from triton_pipelines.redaction import MASK
 from triton_pipelines.triton.errors import (
     DeadlineError,
     NotReadyError,
@@ -49,6 +50,8 @@ _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 """Parameter that asks for an empty last response, so that a request without a response ends too."""
 RESPONSE_BYTES_MAX: Final = 16 * 1024**2
 """Default size of the largest response, tensor data included."""
+INSTANCES_MAX: Final = 2**31 - 1
+"""Most instances of a model: the field of the config is an int32."""
 UNLIMITED_BYTES: Final = 2**31 - 1
 """Size of the largest message of gRPC, for clients of a server that is trusted."""
 _CHANNEL_OPTIONS: Final = (
@@ -106,6 +109,7 @@ class TritonClient:
         """
         self.address = address
         self._deadline_s = deadline_s
+        self._key = control_key
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
         channel_options = [
             *_CHANNEL_OPTIONS,
@@ -126,14 +130,6 @@ class TritonClient:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
-
-    async def server_live(self, deadline_s: float | None = None) -> bool:
-        """Return whether the server process answers."""
-        return bool(
-            await self._call(
-                "checking whether the server is live", self._client.is_server_live, deadline_s
-            )
-        )
 
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
         """Return whether a version of the model serves; False for an unknown one.
@@ -164,7 +160,7 @@ class TritonClient:
             headers=self._control,
         )
         return [
-            ModelIndexEntry(model.name, model.version, model.state, model.reason)
+            ModelIndexEntry(model.name, model.version, model.state, self._masked(model.reason))
             for model in answer.models
         ]
 
@@ -181,7 +177,11 @@ class TritonClient:
     async def instance_count(self, name: str, deadline_s: float | None = None) -> int:
         """Return the instances of the model, over all its instance groups."""
         config = await self.model_config(name, deadline_s)
-        return sum(group.count for group in config.instance_group)
+        count = int(sum(group.count for group in config.instance_group))
+        if not 0 <= count <= INSTANCES_MAX:
+            reason = f"the config has {count} instances, which is not a valid number"
+            raise RejectedError(f"model '{name}' at {self.address}: {reason}", reason)
+        return count
 
     async def statistics(self, name: str = "", deadline_s: float | None = None) -> list[Any]:
         """Return statistics per model version (``service_pb2.ModelStatistics``).
@@ -321,6 +321,10 @@ class TritonClient:
                 f"inference on '{name}' at {self.address}: {reason}", reason
             ) from None
 
+    def _masked(self, text: str) -> str:
+        """Return a text of the pod without the control key, which the pod receives and knows."""
+        return text.replace(self._key, MASK) if self._key else text
+
     async def _call(
         self,
         action: str,
@@ -334,9 +338,8 @@ class TritonClient:
         try:
             answer = await method(client_timeout=deadline, **arguments)
         except InferenceServerException as error:
-            raise translate(
-                action, self.address, str(error.status() or ""), error.message() or ""
-            ) from None
+            detail = self._masked(error.message() or "")
+            raise translate(action, self.address, str(error.status() or ""), detail) from None
         except asyncio.CancelledError:
             # gRPC cancels its own calls when the channel closes; that is not a cancelled task.
             task = asyncio.current_task()

@@ -85,7 +85,7 @@ class ResponseBudget:
             self.large += 1
 
 
-def checked(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def checked(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes | None], Any]:
     """Return a function that decodes responses of a method, or returns an `UndecodedResponse`.
 
     Args:
@@ -94,7 +94,9 @@ def checked(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], An
     """
     path = _TENSOR_FIELDS.get(method.rpartition("/")[2], ())
 
-    def decode_checked(data: bytes) -> Any:
+    def decode_checked(data: bytes | None) -> Any:
+        if data is None:  # a call that succeeded without a response
+            return UNREADABLE
         try:
             if description_bytes(memoryview(data), path) > DESCRIPTION_BYTES_MAX:
                 return TOO_LARGE

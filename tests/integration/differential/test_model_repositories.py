@@ -14,7 +14,8 @@ from tests.support import nullbackend
 from tests.support.differential import Differential, Repository, breaks, running
 from tests.support.differential.fuzz import campaign
 from tests.support.differential.good import add_model, good
-from triton_pipelines.compile.validation import LIMITS, RuleId
+from triton_pipelines.compile.validation import RuleId
+from triton_pipelines.compile.validation.stricter_rules import LIMITS
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.integration
 FOLDER = SAMPLES.parent / "gateway"
 ROUTES = ("gateways", "grpcroutes", "httproutes")
 NAMES = tuple(path.stem for path in sorted(FOLDER.glob("*.yaml")))
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def definitions() -> Iterator[Path]:

@@ -35,10 +35,14 @@ from triton_pipelines.tools.loadgen import (
     LoadTarget,
     TextLengths,
     generate_texts,
-    read_statistics,
     run_blocking,
     run_load,
     summarize,
+)
+from triton_pipelines.tools.loadgen.triton_statistics import (
+    ModelStatisticsCounters,
+    StatisticsReader,
+    parse_statistics,
 )
 from triton_pipelines.triton.local_server import LocalTriton
 
@@ -80,6 +84,11 @@ def bench(*arguments: str, columns: str = "400") -> Result:
     if done.exception is not None:
         raise done.exception
     return done
+
+
+async def read_statistics(target: LoadTarget) -> dict[str, ModelStatisticsCounters]:
+    async with StatisticsReader(target, 10.0) as reader:
+        return parse_statistics((await reader.sample())())
 
 
 @pytest.mark.parametrize("protocol", list(InferenceProtocol))

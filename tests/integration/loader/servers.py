@@ -29,7 +29,7 @@ from obstore.store import AzureStore
 
 from e2e.local import binaries, cache
 from e2e.local.pki import Identity
-from e2e.local.processes import Process, reserved_ports
+from e2e.local.processes import Process, free_port
 from tests.support.web import Request, Response
 from triton_pipelines.loader.sources.stores import azure_store
 
@@ -63,12 +63,6 @@ def running(
         yield process
     finally:
         process.stop()
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free now."""
-    with reserved_ports(1) as (port,):
-        return port
 
 
 # --- Google Cloud Storage

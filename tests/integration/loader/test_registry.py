@@ -21,8 +21,9 @@ import httpx
 import pytest
 
 from e2e.local.pki import Authority
+from e2e.local.processes import free_port
 from tests.integration.loader.conftest import Pod
-from tests.integration.loader.servers import ISSUER, SERVICE, Registry, free_port, registry
+from tests.integration.loader.servers import ISSUER, SERVICE, Registry, registry
 from tests.support.relay import Relay
 from tests.support.web import LoopbackServer, Request, Response
 from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch

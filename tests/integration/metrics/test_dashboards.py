@@ -20,12 +20,13 @@ import httpx
 import pytest
 import yaml
 
+from e2e.local.processes import free_port
 from hack import monitoring
 from tests.support import builders, dashboards
 from tests.support.dashboards import ShownQuery
 from tests.support.faultproxy import FaultProxy
 from tests.support.nodepages import NodePages
-from tests.support.operators import apply_any, eventually, free_port, patch, repeated
+from tests.support.operators import apply_any, eventually, patch, repeated
 from tests.support.prometheus import PrometheusServer, Target
 from tests.support.scalingworld import NAME, World, ready, until_count, world
 from tests.support.simulated_nodes import server_of

@@ -689,3 +689,10 @@ async def test_every_kind_of_child_has_the_right_path(client: Client) -> None:
     ):
         listing = await client.list(resource, NAMESPACE)
         assert all(item["kind"] == resource.kind for item in listing.items)
+
+
+async def test_any_text_of_a_pod_can_be_written(client: Client) -> None:
+    """YAML, as which the API server reads an apply, excludes some characters of JSON."""
+    text = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA1), 0x2028, 0x202E, 0xFEFF, 0xFFFE]))
+    written = await client.apply(config_map("any-text", text=f"a{text}\ud800\U0001f642b"))
+    assert written["data"]["text"] == f"a{text}?\U0001f642b"

@@ -13,11 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from e2e.local.processes import free_port
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
 from tests.support.operatorprocess import OperatorProcess, start_operator
-from tests.support.operators import apply_any, eventually, free_port, make_namespace
+from tests.support.operators import apply_any, eventually, make_namespace
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES

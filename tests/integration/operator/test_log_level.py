@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from e2e.local.processes import free_port
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
 from tests.support.operatorprocess import start_operator
-from tests.support.operators import eventually, free_port, make_namespace
+from tests.support.operators import eventually, make_namespace
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration
 

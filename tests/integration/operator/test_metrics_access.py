@@ -13,10 +13,11 @@ import yaml
 
 from e2e.local import api
 from e2e.local.pki import Authority
+from e2e.local.processes import free_port
 from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import FaultProxy
-from tests.support.operators import apply_any, eventually, free_port, operator
+from tests.support.operators import apply_any, eventually, operator
 from tests.support.permissions import ACCOUNTS, RBAC, rights_of_the_chart
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration

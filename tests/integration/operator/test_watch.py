@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
+from e2e.local.processes import free_port
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operators import (
     DEADLINE_SECONDS,
     NAMESPACES,
     eventually,
-    free_port,
     make_namespace,
 )
 from triton_pipelines.api import names

@@ -242,8 +242,6 @@ def executions(sample: Client) -> dict[str, int]:
 
 # --- documents ------------------------------------------------------------------------------------
 
-TOPICS = ["business", "politics", "science", "sports"]
-
 
 @pytest.mark.proves_files("manifests/samples/documents.yaml", "loaded")
 @on("documents")

@@ -117,7 +117,7 @@ async def test_control_over_grpc_needs_the_key(
             assert KEY not in str(caught.value)
             assert "wrong-key" not in str(caught.value)
         # What clients need stays open.
-        assert await client.server_live()
+        assert await client.model_ready(pipelines.ENSEMBLE)
         assert (await client.model_config(pipelines.TOKENIZER)).max_batch_size == 64
         assert await client.statistics(pipelines.TOKENIZER)
         assert await client.infer(pipelines.ENSEMBLE, EXAMPLE)
@@ -173,10 +173,8 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
         assert await client.model_ready(pipelines.ENSEMBLE)
     # The port of a finished server: nothing listens there.
     async with TritonClient("127.0.0.1:1") as client:
-        with pytest.raises(
-            UnreachableError, match=r"checking whether the server is live at 127\.0\.0\.1:1"
-        ):
-            await client.server_live()
+        with pytest.raises(UnreachableError, match=r"model 'm' is ready at 127\.0\.0\.1:1"):
+            await client.model_ready("m")
 
 
 async def test_a_healthy_pod_passes_the_probe(server: LocalTriton) -> None:

@@ -118,7 +118,7 @@ def repairs(probed: Probe, state: PodRepairState) -> tuple[list[str], PodRepairS
     The state is read as after a restart of the operator.
     """
     pods = tuple(
-        Pod(name, name, "", "127.0.0.1", "Running", True, False, {"metadata": {}})
+        Pod(name, name, "", "127.0.0.1", True, False, {"metadata": {}})
         for name in ("hung", "other")
     )
     probes = {"hung": probed, "other": Probe(probed.at, True, inference_error="")}

@@ -101,7 +101,7 @@ def simple(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 async def live(server: LocalTriton, tls: TlsIdentity | None) -> bool:
     async with TritonClient(server.grpc_address, KEY, tls=tls) as client:
-        return await client.server_live()
+        return await client.model_ready(pipelines.ENSEMBLE)
 
 
 @pytest.mark.proves("spec.server.tls.secretName", "behaviour")

@@ -27,13 +27,8 @@ from tritonclient.utils import InferenceServerException
 from tests.support import nullbackend
 from tests.support.triton import triton_server
 from triton_pipelines.api import names
-from triton_pipelines.compile.validation import (
-    DEADLY,
-    LIMITS,
-    ServerFacts,
-    Violation,
-    validate_repository,
-)
+from triton_pipelines.compile.validation import ServerFacts, Violation, validate_repository
+from triton_pipelines.compile.validation.stricter_rules import DEADLY, LIMITS
 from triton_pipelines.triton.local_server import LocalTriton
 
 RELEASE: Final = (24, 10)

@@ -36,7 +36,6 @@ _NAMES: Final = st.sampled_from(
         "__",
     )
 )
-_BUCKETS: Final = 4
 _CONTROL: Final = pb.ModelSequenceBatching.Control
 
 

@@ -14,7 +14,8 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from triton_pipelines.api import Finding
-from triton_pipelines.compile.validation import DEADLY, LIMITS, RuleId
+from triton_pipelines.compile.validation import RuleId
+from triton_pipelines.compile.validation.stricter_rules import DEADLY, LIMITS
 
 from .engine import Differential, DisagreementError, Repository
 from .resources import Document, documents, through

@@ -218,7 +218,7 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     if chance(draw, 30):
         step["dynamicBatching"] = _batching(draw, step["maxBatchSize"])
     elif chance(draw, 25):
-        step["sequenceBatching"] = _sequences(draw, step["maxBatchSize"])
+        step["sequenceBatching"] = _sequences(draw)
     if chance(draw, 30):
         step["instances"] = {
             "count": draw(st.integers(1, 3)),
@@ -299,7 +299,7 @@ def _batching(draw: Draw, size: int) -> Document:
     return batching
 
 
-def _sequences(draw: Draw, size: int) -> Document:
+def _sequences(draw: Draw) -> Document:
     result: Document = {"strategy": draw(st.sampled_from(("Direct", "Oldest")))}
     if result["strategy"] == "Oldest":
         result["maxCandidateSequences"] = draw(st.integers(1, 8))

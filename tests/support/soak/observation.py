@@ -9,7 +9,6 @@ from tests.support.faultproxy import MUTATING, Seen
 from triton_pipelines.cluster.client import Object
 
 LEASES_PATH = "/leases"
-EVENTS_PATH = "/events.k8s.io/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +36,6 @@ class Write:
     def is_lease(self) -> bool:
         """Whether it belongs to the leader election."""
         return LEASES_PATH in self.target
-
-    @property
-    def is_status(self) -> bool:
-        """Whether it changes only the status of a pipeline."""
-        return self.target.partition("?")[0].endswith("/status")
-
-    @property
-    def is_event(self) -> bool:
-        """Whether it only reports an event."""
-        return EVENTS_PATH in self.target
 
 
 def writes_of(replica: str, requests: Sequence[Seen]) -> list[Write]:

@@ -27,7 +27,6 @@ INVALID: dict[str, dict[str, Any]] = {
     "graph": {"postprocess": {"labels": ["a", "b", "c"]}},
 }
 HOW = pytest.mark.parametrize("how", INVALID)
-BUSY: dict[str, Any] = {"rate": 95.0, "service": 0.010, "pending": 100.0, "growth": 10.0}
 
 
 def scaled(**spec: Any) -> World:

@@ -17,7 +17,7 @@ from kubernetes.aio.client import Configuration
 from prometheus_client import CollectorRegistry, Counter
 
 from e2e.local.pki import Authority
-from tests.support.operators import free_port
+from e2e.local.processes import free_port
 from triton_pipelines.app import metrics_access, metrics_server
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.metrics_access import Access, MetricsAccess

@@ -392,9 +392,9 @@ def test_without_matplotlib_a_plot_is_refused_before_measuring(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with messages.raises(CommandError, match="--plot") as error:
-        check_plottable(tmp_path / "curve.svg", "--plot")
+        check_plottable(tmp_path / "curve.svg")
     assert error.value.code == EXIT_USAGE
-    check_plottable(None, "--plot")
+    check_plottable(None)
 
 
 def test_the_command_line_starts_without_importing_matplotlib() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.cli.conftest import Run, Serve, response
 from tests.unit.cli.test_status import kubeconfig, listed
+from triton_pipelines.cli.errors import EXIT_FAILED
 
 # Clears the screen, hides what follows, forges a line, and reverses the order of characters.
 CONTROLS = "\x1b[2J\x1b[8m\r\nReady True\x9b0m\u202e\x00\x7f"
@@ -42,3 +43,11 @@ def test_no_text_of_the_cluster_controls_the_terminal(
     assert "\\x1b[2J" in shown.out or command != "status"
     lines = shown.out.split("\n")
     assert all(line.isprintable() and not line.startswith("Ready True") for line in lines), lines
+
+
+def test_no_error_of_a_server_controls_the_terminal(tritonpipe: Run, server: Serve) -> None:
+    url = server({"GET": response({"error": CONTROLS}, 400)})
+    ended = tritonpipe("infer", url, "a")
+    assert ended.code == EXIT_FAILED
+    assert "\\x1b[2J" in ended.err
+    assert all(line.isprintable() for line in ended.err.split("\n"))

@@ -202,12 +202,6 @@ def test_changelog_fragments_build() -> None:
         assert " ".join(fragment.read_text(encoding="utf-8").split()[:6]) in reported, fragment.name
 
 
-def test_measured_figures_are_those_of_their_files() -> None:
-    """After new figures: ``python -m hack.measured --write``."""
-    text = measured.PAGE.read_text(encoding="utf-8")
-    assert measured.page(text) == text
-
-
 def test_the_table_of_measured_figures() -> None:
     figures = {"requests": 900, "failed": 1, "longestGapMilliseconds": 35}
     assert measured.table({"Surge, replicas 1": {"grpc": figures}}).splitlines()[2] == (

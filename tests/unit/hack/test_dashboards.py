@@ -36,8 +36,7 @@ def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
     )
 
 
-def test_files_are_those_of_their_descriptions() -> None:
-    assert {path: path.read_text() for path in monitoring.files()} == monitoring.files()
+def test_no_file_lacks_a_description() -> None:
     found = {path.name for path in (monitoring.CHART_FILES / "dashboards").iterdir()}
     assert found == {path.name for path in dashboards.FILES} == {"overview.json", "pipeline.json"}
 

@@ -13,9 +13,6 @@ from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, N
 from triton_pipelines.tools.importer.model_selection import select_models
 from triton_pipelines.tools.importer.repository_reader import read_repository
 
-TEXT = 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]'
-PROBS = 'output [{ name: "PROBS" data_type: TYPE_FP32 dims: [3] }]'
-
 
 def model(name: str, inputs: str, outputs: str) -> str:
     """The config of a python model whose tensors are texts of one row."""

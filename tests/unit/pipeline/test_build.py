@@ -399,7 +399,7 @@ def test_the_common_source_is_the_default_of_both_but_not_of_own_code() -> None:
         "model": {"source": None},
     }
     both = graph(**common)
-    assert [(item.source.uri, item.source_path) for item in both.steps if item.source] == [
+    assert [(item.source.uri, item.path) for item in both.fetches] == [
         ("hf://o/common", "spec.source")
     ] * 2
     code = graph(**{**common, "model": {"source": None, **CODE}})
@@ -408,10 +408,8 @@ def test_the_common_source_is_the_default_of_both_but_not_of_own_code() -> None:
     own = graph(
         **{**common, "model": {**CODE, "source": {"uri": "https://host/a/w%20x.bin?version=1"}}}
     )
-    assert (step(own, "model").file_name, step(own, "model").source_path) == (
-        "w x.bin",
-        "spec.model.source",
-    )
+    assert step(own, "model").file_name == "w x.bin"
+    assert [item.path for item in step(own, "model").fetches] == ["spec.model.source"]
 
 
 def test_own_parameters_stand_beside_the_runners() -> None:

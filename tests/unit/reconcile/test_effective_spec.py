@@ -16,10 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
+from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
 from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.controllers.pipeline import effective_spec as module
 from triton_pipelines.controllers.pipeline.compiled_pipeline import (
@@ -31,6 +34,7 @@ from triton_pipelines.controllers.pipeline.compiled_pipeline import (
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
 from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPadding, data
 from triton_pipelines.controllers.pipeline.planner import Context, plan
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import effective_spec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import (
     PipelineState,
@@ -277,7 +281,7 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
         graphs = []
         for _ in range(number):
             observed = world.observed()
-            asked = one.effective_spec(observed, wanted := one.resolve(observed))
+            asked = effective_spec(observed, wanted := one.resolve(observed), one.resolve)
             plan(
                 observed,
                 Context(OPTIONS, lambda _uid, _revision: "key", cached_resolve=one.resolve),
@@ -413,3 +417,25 @@ def test_each_thing_that_decides_is_looked_at(what: str) -> None:
         "or it would decide nothing"
     )
     assert content(one.resolve(after)) == content(resolve(after, OPTIONS))
+
+
+async def test_a_reconcile_publishes_the_spec_that_it_acts_on() -> None:
+    """The last good one while the current one is invalid; the one before stays without either."""
+    store = Store()
+    raw = stored()
+    store.put(INFERENCE_PIPELINES, raw)
+    made = reconciler_of(AcceptingClient(), store)
+    await made.reconcile(KEY)
+    first = made.handover.effective_spec(raw)
+    assert first is not None
+    assert first.server_image == builders.options().server_image
+    invalid = stored(model={"outputs": []})
+    invalid["metadata"] |= {"generation": 2, "resourceVersion": "2"}
+    store.put(INFERENCE_PIPELINES, invalid)
+    await made.reconcile(KEY)
+    later = made.handover.effective_spec(invalid)
+    assert later is not None
+    assert later.pipeline.spec == first.pipeline.spec
+    store.remove(INFERENCE_PIPELINES, *KEY, uid=raw["metadata"]["uid"])
+    await made.reconcile(KEY)
+    assert made.handover.effective_specs == {}

@@ -102,7 +102,7 @@ def test_a_first_failure_is_tried_again() -> None:
 def test_new_pods_that_serve_stay() -> None:
     problem = Problem(Reason.SOURCE_UNAVAILABLE, "404", "new-2", is_permanent=True)
     serving, failing, leaving = (
-        Pod(name, name, "new", "10.0.0.1", "Running", ready, deleting, {"metadata": {}})
+        Pod(name, name, "new", "10.0.0.1", ready, deleting, {"metadata": {}})
         for name, ready, deleting in (
             ("new-1", True, False),
             ("new-2", False, False),

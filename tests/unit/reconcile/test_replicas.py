@@ -16,6 +16,7 @@ from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.controllers.pipeline.live_config_map import positive_integers
 from triton_pipelines.controllers.pipeline.planner import Plan
 from triton_pipelines.controllers.pipeline.policies.replicas import decide_replicas
 from triton_pipelines.controllers.pipeline.snapshot import Object
@@ -382,3 +383,9 @@ def test_where_no_fewest_is_written_it_is_one_pod() -> None:
     made = world(scaling={"pods": {"max": 3}}, replicas=7)
     assert made.deployment["spec"]["replicas"] == 3
     assert world(scaling={"pods": {"max": 3}}).deployment["spec"]["replicas"] == 1
+
+
+def test_recorded_numbers_that_cannot_be_counts_are_absent() -> None:
+    text = '{"a": 1, "zero": 0, "less": -1, "bool": true, "text": "2", "large": 2147483648}'
+    assert positive_integers(text) == {"a": 1}
+    assert positive_integers(None) == positive_integers("[1]") == {}

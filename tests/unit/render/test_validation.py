@@ -12,12 +12,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 from tests.support.differential import Repository, breaks
 from tests.support.differential.good import add_model, good
 from triton_pipelines.compile.validation import (
-    LIMITS,
     RuleId,
     ServerFacts,
     Violation,
     validate_repository,
 )
+from triton_pipelines.compile.validation.stricter_rules import LIMITS
 
 ROOT = "/models"
 ALL = (*breaks.REFUSED, *breaks.LIMITED, *breaks.FATAL, *breaks.DEADLY)

@@ -14,18 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.python_backend import InferenceRequest, load_runtime, start_model
+from tests.support.python_backend import InferenceRequest, start_model
 
-module = load_runtime("onnx_runner")
 Shape = list[str | int]
-TYPES = {
-    TensorProto.BOOL: "TYPE_BOOL",
-    TensorProto.INT32: "TYPE_INT32",
-    TensorProto.INT64: "TYPE_INT64",
-    TensorProto.FLOAT16: "TYPE_FP16",
-    TensorProto.FLOAT: "TYPE_FP32",
-    TensorProto.BFLOAT16: "TYPE_BF16",
-}
 
 
 def write(

@@ -175,6 +175,20 @@ async def test_bytes_that_are_no_message_are_a_fault_of_the_pod(method: str) -> 
     assert not found.healthy
 
 
+@pytest.mark.parametrize("counts", [[2**31 - 1] * 2, [-1], [-(2**31)] * 1000])
+async def test_an_impossible_number_of_instances_is_rejected(
+    counts: list[int], messages: Messages
+) -> None:
+    """The status has no room for it."""
+    config = model_config_pb2.ModelConfig(name="m")
+    for count in counts:
+        config.instance_group.add(count=count)
+    answer = service_pb2.ModelConfigResponse(config=config).SerializeToString()
+    async with pod(ModelConfig=answer) as address, TritonClient(address) as client:
+        with messages.raises(RejectedError, match="instances"):
+            await client.instance_count("m")
+
+
 async def test_good_responses_are_accepted() -> None:
     request = ProbeRequest({"X": np.zeros((1, 1), np.float32)})
     async with pod() as address:

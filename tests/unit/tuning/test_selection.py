@@ -109,7 +109,7 @@ def test_candidates_differ_and_are_never_the_current_one() -> None:
 
 
 def test_the_ends_have_their_delays() -> None:
-    quick, full = extreme_points(PIPE, GRID, 400.0, LATENCY_BUDGET)
+    quick, full = extreme_points(PIPE, GRID, 400.0)
     assert quick.name == "latency first"
     assert 1000 <= quick.setting.queue_delay <= 2000
     assert full.name == "throughput first"

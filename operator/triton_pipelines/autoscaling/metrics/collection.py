@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from . import queries, query_results
 from .connection import Connection
 from .prometheus_client import Prometheus, PrometheusError
 from .scrape_history import PodKey
+
+REJECTED_SECONDS: Final = 30.0
+"""How long a query that failed is not sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,19 @@ class CounterQuery:
     """How far back the query reaches."""
     pods: frozenset[PodKey]
     """The pods whose series are expected in the result."""
+
+    def halves(self) -> tuple[CounterQuery, ...]:
+        """Return two queries for half of the namespaces each; none for a single namespace."""
+        names = self.group.namespaces
+        middle = len(names) // 2
+        return (self._within(names[:middle]), self._within(names[middle:])) if middle else ()
+
+    def _within(self, namespaces: tuple[str, ...]) -> CounterQuery:
+        pods = frozenset(pod for pod in self.pods if pod[0] in namespaces)
+        names = tuple(sorted({name for _, name in pods})) if self.group.pods else ()
+        return CounterQuery(
+            replace(self.group, namespaces=namespaces, pods=names), self.seconds, pods
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +80,8 @@ class CollectionResult:
     """Pods whose counter query succeeded."""
     errors: dict[PodKey, str] = field(default_factory=dict)
     """Why the counter query of a pod failed."""
+    is_complete: bool = True
+    """Whether every counter query had its turn."""
     figures: dict[str, dict[PodKey, float]] | None = None
     """Usage by figure and pod; ``None`` if it was not queried."""
     up: dict[PodKey, bool] | None = None
@@ -107,6 +127,8 @@ class CollectionQueries:
     ) -> None:
         self._connection, self._client = connection, client
         self._clock, self._monotonic = clock, monotonic
+        self._rejected: dict[tuple[str, ...], tuple[float, str]] = {}
+        """When and why a counter query failed, by its namespaces."""
 
     def run(self, plan: CollectionPlan) -> CollectionResult:
         """Run all queries in sequence, within the connection's time limit.
@@ -126,12 +148,8 @@ class CollectionQueries:
             got.error = str(error)
             got.has_remedy = not isinstance(error, PrometheusError) or error.has_remedy
             return got
-        over = ""
-        for query in plan.counter_queries:
-            over = over or self._counters(query, plan, got, deadline)
-            if over:
-                got.errors.update(dict.fromkeys(query.pods, over))
-        if not over and plan.usage:
+        self._all_counters(plan, got, deadline)
+        if got.is_complete and plan.usage:
             self._usage(plan, got, deadline)
         absent = {
             pod
@@ -139,14 +157,44 @@ class CollectionQueries:
             for pod in query.pods
             if pod not in got.seen and pod not in got.errors
         }
-        if not over and absent and plan.targets:
+        if got.is_complete and absent and plan.targets:
             self._targets(absent, got, deadline)
         return got
 
+    def _all_counters(self, plan: CollectionPlan, got: CollectionResult, deadline: float) -> None:
+        """Query all counters.
+
+        Tenants choose how many series and samples their pods have. So a query that the server
+        rejects, or whose result is too large, is repeated for half of its namespaces each, after
+        all others, until only the namespace at fault is left.
+        """
+        oldest = self._monotonic() - REJECTED_SECONDS
+        self._rejected = {key: one for key, one in self._rejected.items() if one[0] > oldest}
+        waiting = deque(plan.counter_queries)
+        while waiting:
+            query = waiting.popleft()
+            try:
+                self._counters(query, plan, got, deadline)
+            except query_results.QueryResultError as error:
+                got.errors.update(dict.fromkeys(query.pods, str(error)))
+            except PrometheusError as error:
+                if error.final:
+                    got.is_complete = False
+                    failed = [pod for one in (query, *waiting) for pod in one.pods]
+                    got.errors.update(dict.fromkeys(failed, str(error)))
+                    return
+                if halves := query.halves():
+                    waiting.extend(halves)
+                else:
+                    got.errors.update(dict.fromkeys(query.pods, str(error)))
+
     def _counters(
         self, query: CounterQuery, plan: CollectionPlan, got: CollectionResult, deadline: float
-    ) -> str:
-        """Query counters. Return why no further query is worth sending, or ""."""
+    ) -> None:
+        """Query counters; raise what the query raises, or raised a short time ago."""
+        namespaces = query.group.namespaces
+        if namespaces in self._rejected:
+            raise PrometheusError(self._rejected[namespaces][1])
         try:
             with _no_cycles():
                 answer = self._client.query(
@@ -161,13 +209,13 @@ class CollectionQueries:
                     plan.addresses,
                     plan.interval,
                 )
-        except (PrometheusError, query_results.QueryResultError) as error:
-            got.errors.update(dict.fromkeys(query.pods, str(error)))
-            return str(error) if isinstance(error, PrometheusError) and error.final else ""
+        except PrometheusError as error:
+            if not error.final:
+                self._rejected[namespaces] = self._monotonic(), str(error)
+            raise
         got.seen.update(seen)
         got.queried |= query.pods
         got.notes += [f"Prometheus warns: {one}" for one in answer.warnings if len(got.notes) < 3]
-        return ""
 
     def _usage(self, plan: CollectionPlan, got: CollectionResult, deadline: float) -> None:
         """Query CPU, memory and GPU usage. It is optional, so an error becomes a note."""

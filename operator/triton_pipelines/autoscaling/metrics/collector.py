@@ -34,6 +34,9 @@ USAGE_EVERY_SECONDS: Final = 10.0
 TARGETS_EVERY_SECONDS: Final = 30.0
 # Allowance beyond the thread's own deadline, for parsing and for names that do not resolve.
 _GRACE_SECONDS: Final = 1.0
+# Scrapes that are closer together are discarded: Prometheus stores the times that a pod writes on
+# its page, and they can be milliseconds apart.
+GAP_SECONDS_MIN: Final = 0.5
 # As many pods are collected per second between two collections: 100 pods every 2 s, and more pods
 # less often, but once per scrape interval. A collection costs as much as there are pods.
 _PODS_PER_SECOND: Final = 50.0
@@ -126,7 +129,7 @@ class PrometheusCollector:
         evidence = self._merge(expected, plan, got, began)
         self._expected = dict(expected)
         self._samples = {key: self._assess(one, evidence, got) for key, one in expected.items()}
-        if not got.errors:
+        if got.is_complete:
             seconds = min(self._histories.interval(pods, 0.0), len(pods) / _PODS_PER_SECOND)
             if seconds > 2 * _EARLY_SECONDS:
                 self._samples_until = began + seconds - _EARLY_SECONDS
@@ -186,12 +189,12 @@ class PrometheusCollector:
                 self._histories.forget(pod)
             for scrape in seen.scrapes:
                 if scrape.at <= latest:
-                    self._histories.add(pod, scrape, slow[pod])
+                    self._histories.add(pod, scrape, slow[pod], GAP_SECONDS_MIN)
                 else:
                     ahead[pod] = scrape.at - got.server
-        self._looked_back |= got.queried
-        if not got.errors:
-            self._last = began
+        # Pods whose query failed are new again: the others need no earlier samples for them.
+        self._looked_back = (self._looked_back | got.queried) - got.errors.keys()
+        self._last = began
         if got.figures is not None:
             self._usage_at = began
             self._use(plan, got)

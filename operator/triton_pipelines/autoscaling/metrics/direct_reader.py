@@ -38,6 +38,7 @@ UNREAD_SECONDS: Final = 10.0
 # How long (seconds) pages are waited for. Those that take longer are used once they are read: one
 # slow pod must not delay the scaling of all pipelines.
 PATIENCE_SECONDS: Final = 1.0
+_ERROR_CHARACTERS_MAX: Final = 300
 _UNREAD: Final = f"no complete response yet; {_CHECK_NETWORK}"
 
 
@@ -137,8 +138,7 @@ class DirectReader:
         except aiohttp.ClientPayloadError:
             return "the response ended early; check whether the server was restarted"
         except aiohttp.ClientError as error:
-            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            return f"{text}; {_CHECK_NETWORK}"
+            return f"{_words(error)}; {_CHECK_NETWORK}"
         except MetricsPageError as error:
             return str(error)
         self._histories.add(pod, scrape, one.slow)
@@ -191,4 +191,8 @@ class DirectReader:
 
 
 def _words(error: str | BaseException) -> str:
-    return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    """Return why a pod is unread. Errors of the HTTP client contain what the pod sent."""
+    if isinstance(error, str):
+        return error
+    detail = f": {error}" if str(error) else ""
+    return f"{type(error).__name__}{detail}"[:_ERROR_CHARACTERS_MAX]

@@ -7,7 +7,6 @@ provides the counters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -15,7 +14,8 @@ from typing import Final, Self
 import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
-from .metrics_page import CHECK_PORT, MetricsPageError, check_format, samples_of
+from .metrics_page import CHECK_PORT, MetricsPageError, check_format, samples_of, sane
+from .samples import COUNTER_MAX
 
 SUMMARY: Final = "nv_inference_request_summary_us"
 QUANTILE: Final = 0.99
@@ -39,7 +39,7 @@ def latency_of(text: str, model: str) -> ModelLatency | None:
     Of several versions the worst is returned. Only the lines of the summary are parsed.
 
     Raises:
-        MetricsPageError: The page is not in the text format.
+        MetricsPageError: The page is not in the text format, or a counter has an impossible value.
     """
     found: list[float] = []
     requests = 0.0
@@ -47,14 +47,14 @@ def latency_of(text: str, model: str) -> ModelLatency | None:
         if labels.get("model") != model:
             continue
         if name == _COUNT:
-            requests += value
+            requests += sane(name, value)
         elif _quantile(labels) == QUANTILE:
             found.append(value / 1000)
     if not found:
         check_format(text)
         return None
     return ModelLatency(
-        max((value for value in found if math.isfinite(value)), default=None), requests
+        max((value for value in found if 0 <= value <= COUNTER_MAX), default=None), requests
     )
 
 

@@ -17,11 +17,14 @@ import aiohttp
 from triton_pipelines.pod_calls import NamespaceSlots
 
 from .metrics_page import MetricsPageError
+from .page_connection import page_connector
 
 TIMEOUT_SECONDS: Final = 3.0
 """Of one connection or read; a whole page may take twice as long."""
 PAGE_BYTES_MAX: Final = 2 * 1024**2
 """Size of the largest page: a model has about 11 KB, with and without its GPU's label."""
+RESPONSE_BYTES_MAX: Final = PAGE_BYTES_MAX + 1024**2
+"""The same with headers, and with what surrounds the data of chunks."""
 LARGE_BYTES: Final = 256 * 1024
 """A page that is longer waits for one of a few places."""
 AT_ONCE: Final = 64
@@ -95,7 +98,7 @@ class MetricsClient:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # The connection to each pod is kept for its next pages: opening another one costs
                 # as much CPU as the rest of the request.
-                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=KEPT_SECONDS),
+                connector=page_connector(AT_ONCE, KEPT_SECONDS, RESPONSE_BYTES_MAX),
             )
         return self._session
 

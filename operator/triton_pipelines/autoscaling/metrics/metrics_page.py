@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from .samples import ModelCounters, Scrape
+from .samples import COUNTER_MAX, ModelCounters, Scrape
 
 # Metric → field of ModelCounters. Triton's own counters have no "_total" suffix.
 FIELDS: Final[Mapping[str, str]] = {
@@ -142,11 +141,11 @@ def parse_metrics_page(
     is_tritons = False
     for name, labels, value in samples_of(text, _NAMES):
         if name == GPU_UTILIZATION:
-            gpus.append(_sane(name, value))
+            gpus.append(min(1.0, sane(name, value)))
         elif model := labels.get("model"):
             is_tritons = True
             if models is None or model in models:
-                sums[model][FIELDS[name]] += _sane(name, value)
+                sums[model][FIELDS[name]] += sane(name, value)
     if not is_tritons:
         check_format(text)
         raise MetricsPageError("the page has no nv_inference_* series")
@@ -194,8 +193,13 @@ def _unescaped(found: re.Match[str]) -> str:
     return "\n" if found[1] == "n" else found[1]
 
 
-def _sane(name: str, value: float) -> float:
-    if not math.isfinite(value) or value < 0:
+def sane(name: str, value: float) -> float:
+    """Return the value of a counter or gauge.
+
+    Raises:
+        MetricsPageError: Triton reports no such value.
+    """
+    if not 0 <= value <= COUNTER_MAX:
         raise MetricsPageError(
             f"{name} is {value}, which is not a valid value for a Triton counter or gauge"
         )

@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import requests
@@ -132,7 +132,9 @@ class Prometheus:
         answer = self._session.answer
         if answer is None:
             raise PrometheusError("the server did not respond")
-        return answer.envelope()
+        result = answer.envelope()
+        warnings = tuple(_hidden(text, credentials) for text in result.warnings)
+        return replace(result, warnings=warnings)
 
     def close(self) -> None:
         """Close connections."""
@@ -286,7 +288,9 @@ class _Session(requests.Session):
                 return bytes(data[:_ERROR_BYTES_MAX])
             if len(data) > ANSWER_BYTES_MAX:
                 raise PrometheusError(
-                    f"the response is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True
+                    f"the response is longer than {ANSWER_BYTES_MAX // 1024**2} MiB; limit the "
+                    "samples of each target in Prometheus (sample_limit)",
+                    has_remedy=True,
                 )
             if self._monotonic() > self.deadline:
                 raise requests.Timeout

@@ -15,7 +15,7 @@ from triton_pipelines.api.wording import listed
 from . import queries
 from .connection import Connection, SeriesLabels
 from .metrics_page import FIELDS
-from .samples import ModelCounters, PodUsage, Scrape
+from .samples import COUNTER_MAX, ModelCounters, PodUsage, Scrape
 from .scrape_history import PodKey
 from .target_series import FoundSeries, SeriesKey, has_several_targets, series_of_one_target
 
@@ -81,7 +81,9 @@ def counters(
             if models is None:
                 continue
             index, model = _INDEX.get(metric.get("__name__")), metric.get("model")
-            if index is None or model not in models:
+            # A native histogram has no plain values. Pods choose the kind of their metrics.
+            is_histogram = "histograms" in item and "values" not in item
+            if index is None or model not in models or is_histogram:
                 continue
             series = (
                 index,
@@ -121,7 +123,7 @@ def figures(
 ) -> dict[str, dict[PodKey, float]]:
     """Return the values of a result of ``queries.usage`` by figure and pod.
 
-    Values that are negative or not finite are left out.
+    Values that are negative, not finite or above :data:`.samples.COUNTER_MAX` are left out.
 
     Raises:
         QueryResultError: The result has another shape.
@@ -134,7 +136,7 @@ def figures(
             exported = name.startswith(queries.EXPORTED)
             place = _place(metric, _labels_of(name, connection))
             value = float(item["value"][1])
-            if math.isfinite(value) and value >= 0:
+            if 0 <= value <= COUNTER_MAX:
                 one = found.setdefault(name.removeprefix(queries.EXPORTED), {})
                 if not (exported and place in one):
                     one[place] = value
@@ -235,7 +237,7 @@ def _seen(
         bit = 1 << index
         for at, text in several[0][1]:
             value = float(text) if type(text) is str else math.nan
-            if not 0 <= value < math.inf:
+            if not 0 <= value <= COUNTER_MAX:
                 return PodSeries(
                     problem=(
                         f"{_NAMES[index]} of model {model!r} is {str(text)[:20]}, which is "

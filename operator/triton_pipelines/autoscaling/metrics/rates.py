@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from operator import attrgetter, itemgetter
 
-from triton_pipelines.autoscaling.metrics.samples import ModelCounters, PodHistory
+from triton_pipelines.autoscaling.metrics.samples import COUNTER_MAX, ModelCounters, PodHistory
 
 # Seconds of tolerance. Scrapes jitter, and a window of 60 s has to find the sample of 60.02 s ago.
 _EDGE = 0.1
@@ -231,7 +231,7 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
 
 
 def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
-    """Describe the first impossible value in ``history``: negative or not finite; "" if none."""
+    """Describe the first impossible value in ``history``: negative or too large; "" if none."""
     expected = tuple(models)
     for scrape in history.scrapes:
         if not math.isfinite(scrape.at):
@@ -239,9 +239,9 @@ def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
         for model in expected:
             counters = scrape.models.get(model)
             if counters is not None and not all(
-                0 <= value < math.inf for value in _values(counters)
+                0 <= value <= COUNTER_MAX for value in _values(counters)
             ):
-                return f"a counter of model {model} that is negative or not finite"
+                return f"a counter of model {model} that is negative or too large"
     return ""
 
 

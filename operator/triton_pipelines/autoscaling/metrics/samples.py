@@ -15,6 +15,9 @@ from typing import Final
 FRESH_INTERVALS: Final = 2.5
 """A newest scrape older than this many scrape intervals is stale: one missed scrape and the wait
 for the next are no fault yet."""
+COUNTER_MAX: Final = 2.0**64
+"""Triton's counters and gauges are whole numbers of 64 bits. A greater value is no count, and sums
+and products of such values exceed what a float holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,17 @@ class ScrapeHistories:
         self._scrapes: dict[PodKey, deque[Scrape]] = {}
         self._usage: dict[PodKey, PodUsage] = {}
 
-    def add(self, pod: PodKey, scrape: Scrape, window: float) -> bool:
+    def add(self, pod: PodKey, scrape: Scrape, window: float, gap: float = 0.0) -> bool:
         """Add a scrape if it is newer than the last; return whether it was.
 
-        Scrapes older than ``window`` seconds are discarded.
+        Args:
+            pod: The pod.
+            scrape: The scrape.
+            window: Scrapes that are more seconds older than this one are discarded.
+            gap: Least seconds by which it has to be newer.
         """
         known = self._scrapes.setdefault(pod, deque(maxlen=SCRAPES_MAX))
-        if known and scrape.at <= known[-1].at:
+        if known and (scrape.at <= known[-1].at or scrape.at - known[-1].at < gap):
             return False
         known.append(scrape)
         while len(known) > 2 and scrape.at - known[1].at >= window + SLACK_SECONDS:

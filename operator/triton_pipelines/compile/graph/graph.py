@@ -265,11 +265,6 @@ class Step:
         """Return the step's main source; ``None`` without one."""
         return next((item.source for item in self.fetches if not item.slot), None)
 
-    @property
-    def source_path(self) -> str:
-        """Return the field that declares :attr:`source`: the step's, or the pipeline's default."""
-        return next((item.path for item in self.fetches if not item.slot), "")
-
 
 @dataclass(frozen=True, slots=True)
 class PublicTensor:

@@ -94,7 +94,7 @@ def _merge(message: Any, changes: Mapping[str, Any], path: str) -> list[Finding]
             )
         elif value is None:
             message.ClearField(field.name)
-        elif _is_map(field):
+        elif is_map(field):
             findings += _merge_map(message, field, value, here)
         elif field.label == FieldDescriptor.LABEL_REPEATED:
             findings += _merge_list(message, field, value, here)
@@ -115,7 +115,8 @@ def _merge(message: Any, changes: Mapping[str, Any], path: str) -> list[Finding]
     return findings
 
 
-def _is_map(field: Any) -> bool:
+def is_map(field: Any) -> bool:
+    """Return whether a field of a message is a map."""
     return (
         field.label == FieldDescriptor.LABEL_REPEATED
         and field.message_type is not None

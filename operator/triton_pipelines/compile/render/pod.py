@@ -62,7 +62,7 @@ def template(
         + exit_timeout_seconds(pipeline)
         + GRACE_MARGIN_SECONDS,
         "securityContext": _pod_security(server),
-        "initContainers": [_loader(pipeline, graph, options, revision)],
+        "initContainers": [_loader(pipeline, graph, options)],
         "containers": [_triton(pipeline, graph, options, revision, server_image)],
         "volumes": pod_volumes(pipeline, graph, options, revision),
         "tolerations": tolerations(server),
@@ -109,9 +109,7 @@ def _container_security() -> dict[str, Any]:
     }
 
 
-def _loader(
-    pipeline: InferencePipeline, graph: Graph, options: Options, revision: str
-) -> dict[str, Any]:
+def _loader(pipeline: InferencePipeline, graph: Graph, options: Options) -> dict[str, Any]:
     mapped = relevant_source_map(options.source_map, [item.source.uri for item in graph.fetches])
     cache = []
     if pipeline.spec.server.model_cache is not None:

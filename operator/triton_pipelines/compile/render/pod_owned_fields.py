@@ -104,7 +104,7 @@ def owned_fields(
             )
     yield from _grace(spec, ours, path)
     yield from _placement(spec, pipeline, path)
-    yield from _containers(spec, ours, pipeline, options, path)
+    yield from _containers(spec, pipeline, options, path)
     yield from _volumes(spec, {item["name"] for item in ours["volumes"]}, path)
 
 
@@ -183,12 +183,10 @@ def _placement(
 
 def _containers(
     spec: Mapping[str, Any],
-    ours: Mapping[str, Any],
     pipeline: InferencePipeline,
     options: Options,
     path: str,
 ) -> Iterator[Finding]:
-    volumes = {item["name"] for item in ours["volumes"]}
     for part, own in (
         ("containers", names.CONTAINER_SERVER),
         ("initContainers", names.CONTAINER_LOADER),
@@ -197,9 +195,7 @@ def _containers(
             here = f"{path}.{where}"
             name = item.get("name")
             if name == own:
-                yield from _own_container(
-                    item, pipeline, here, loader=part == "initContainers", volumes=volumes
-                )
+                yield from _own_container(item, pipeline, here, loader=part == "initContainers")
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
@@ -228,7 +224,6 @@ def _own_container(
     path: str,
     *,
     loader: bool,
-    volumes: set[str],
 ) -> Iterator[Finding]:
     server = pipeline.spec.server
     for field in item:

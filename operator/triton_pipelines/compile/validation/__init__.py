@@ -17,10 +17,9 @@ from typing import Any
 from . import batching, ensembles, flow, instances, models, sequences, tensors, warmup
 from .backend_identity import identity
 from .server_facts import ServerFacts
-from .stricter_rules import DEADLY, LIMITS, Limit
 from .violations import RuleId, Violation, ViolationCollector
 
-__all__ = ["DEADLY", "LIMITS", "Limit", "RuleId", "ServerFacts", "Violation", "validate_repository"]
+__all__ = ["RuleId", "ServerFacts", "Violation", "validate_repository"]
 
 
 def validate_repository(

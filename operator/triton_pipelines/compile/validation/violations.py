@@ -130,11 +130,11 @@ def keyed(path: str, key: object) -> str:
     return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
 
 
-def listed(words: Iterable[object], nothing: str = "none") -> str:
-    """Return ``a, b, c`` with at most eight words, or ``nothing`` if there are none."""
+def listed(words: Iterable[object]) -> str:
+    """Return ``a, b, c`` with at most eight words, or ``none`` if there are none."""
     texts = [str(word) for word in words]
     more = f" and {len(texts) - 8} more" if len(texts) > 8 else ""
-    return ", ".join(texts[:8]) + more if texts else nothing
+    return ", ".join(texts[:8]) + more if texts else "none"
 
 
 def shape(dims: Sequence[int]) -> str:

@@ -226,15 +226,6 @@ def config_with(text: str) -> Callable[[int], str]:
     )
 
 
-def valid_counts(recorded: Mapping[str, Any]) -> dict[str, int]:
-    """Return the valid counts of a ConfigMap, which anyone may have edited."""
-    return {
-        step: count
-        for step, count in recorded.items()
-        if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31
-    }
-
-
 def with_recorded_counts(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
     """Return the recorded state of an earlier process with the recorded counts as desired ones.
 

@@ -9,7 +9,8 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler import pipeline_state
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
-from triton_pipelines.controllers.pipeline.snapshot import Pod, json_object
+from triton_pipelines.controllers.pipeline.live_config_map import positive_integers
+from triton_pipelines.controllers.pipeline.snapshot import Pod
 
 
 def configs_of_pod(store: Store, state: PipelineScalingState, pod: Pod) -> Mapping[str, str] | None:
@@ -38,5 +39,4 @@ def live_data(store: Store, state: PipelineScalingState) -> Mapping[str, str]:
 
 def recorded_counts(store: Store, state: PipelineScalingState) -> dict[str, int]:
     """Return the valid counts in the live ConfigMap, by step."""
-    data = live_data(store, state)
-    return pipeline_state.valid_counts(json_object(data.get(names.KEY_COUNTS)))
+    return positive_integers(live_data(store, state).get(names.KEY_COUNTS))

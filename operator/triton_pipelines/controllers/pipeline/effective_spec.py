@@ -1,6 +1,5 @@
-"""Cache the compiled and the effective spec of each pipeline. No I/O.
+"""Cache the compiled specs of each pipeline. No I/O.
 
-All parts of the operator use this cache.
 Rendering was most of the time of a reconcile iteration over an unchanged pipeline. The cache holds
 the last two specs of each pipeline (the current one and, if that is invalid, the last good one).
 For each spec it holds the results for the last two contents of its sources, without the content of
@@ -25,7 +24,6 @@ from triton_pipelines.compile.render import Revision
 
 from .compiled_pipeline import CompiledPipeline, CompileInputs, LazyRevision, compile_parsed
 from .config_map_sources import config_map_sources
-from .policies.last_good_spec import effective_spec
 from .snapshot import Object, Snapshot
 
 Key = tuple[str, str]
@@ -43,8 +41,12 @@ class EffectiveSpec:
     graph: Graph
     server_image: str
     """Image of Triton in its pods."""
-    is_current: bool = True
-    """Whether this is the current spec; otherwise it is the last good one."""
+
+    @classmethod
+    def of(cls, raw: Object, compiled: CompiledPipeline) -> EffectiveSpec:
+        """Return the compiled spec of a raw pipeline as its effective one."""
+        uid = str(raw["metadata"].get("uid") or "")
+        return cls(uid, compiled.pipeline, compiled.graph, compiled.server_image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,6 @@ class Resolver:
     options: Options
     """Options of the operator."""
     _read: dict[Key, list[ParsedSpec]] = field(default_factory=dict, init=False)
-    _effective: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
 
     def read(self, raw: Object) -> ParsedSpec:
         """Return the spec of a raw pipeline."""
@@ -154,42 +155,9 @@ class Resolver:
         """Return the result of :func:`~.compiled_pipeline.resolve`, from the cache if possible."""
         return self.read(snapshot.pipeline).compile(CompileInputs.of(snapshot), self.options)
 
-    def effective_spec(
-        self, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
-    ) -> tuple[Snapshot, CompiledPipeline] | None:
-        """Return and cache the effective spec.
-
-        It is chosen by :func:`~.policies.last_good_spec.effective_spec`. All parts of the operator
-        use it from then on. If there is none, the previous one stays.
-        """
-        effective = effective_spec(snapshot, compiled, self.resolve)
-        if effective is not None:
-            uid = str(snapshot.pipeline["metadata"].get("uid") or "")
-            self._effective[_key(snapshot.pipeline)] = EffectiveSpec(
-                uid,
-                effective[1].pipeline,
-                effective[1].graph,
-                effective[1].server_image,
-                is_current=effective[0] is snapshot,
-            )
-        return effective
-
-    def effective(self, raw: Object) -> EffectiveSpec | None:
-        """Return the effective spec of a pipeline.
-
-        ``None`` before its first reconcile iteration, and if it never had a good spec.
-        """
-        found = self._effective.get(_key(raw))
-        return (
-            found
-            if found is not None and found.uid == str(raw["metadata"].get("uid") or "")
-            else None
-        )
-
     def forget(self, key: Key) -> None:
         """Drop the specs of a deleted pipeline."""
         self._read.pop(key, None)
-        self._effective.pop(key, None)
 
 
 def _is_same(

@@ -29,10 +29,14 @@ def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
 
     Values that cannot be read count as absent.
     """
-    found = json_object(live.get(names.KEY_PODS))
+    return positive_integers(live.get(names.KEY_PODS))
+
+
+def positive_integers(text: str | None) -> dict[str, int]:
+    """Return the positive integers of a JSON object, which anyone may have edited."""
     return {
         key: value
-        for key, value in found.items()
+        for key, value in json_object(text).items()
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
     }
 

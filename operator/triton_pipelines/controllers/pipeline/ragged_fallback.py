@@ -18,7 +18,8 @@ from triton_pipelines.compile.graph.effective_padding import PaddingChoice
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.ragged_eligibility import RaggedRejections, rejection_key
 
-from .snapshot import Snapshot, json_object
+from .snapshot import Snapshot
+from .state import json_object
 
 # Longest rejection that is kept (the loader's report is 4096 bytes in all), and the size limit of
 # status.padding.reason.

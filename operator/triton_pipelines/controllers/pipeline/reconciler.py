@@ -43,14 +43,14 @@ from .child_writer import CHILD_RESOURCES, REJECTIONS, RESOURCE_OF_KIND, ChildWr
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import ConfigMapSources
 from .deployment_progress import may_roll, rolling_pipelines
-from .effective_spec import Resolver
+from .effective_spec import EffectiveSpec, Resolver
 from .image_volumes import ImageVolumes
 from .node_list import NodeList
 from .owner_references import FormerChild, former_child_wait
 from .planner import plan
 from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober, ProbesPending
-from .policies.last_good_spec import last_good_after
+from .policies.last_good_spec import effective_spec, last_good_after
 from .resize_rejections import rejection_of, rejections_of
 from .settled import SettledPipelines
 from .snapshot import Object, Snapshot
@@ -161,7 +161,7 @@ class Reconciler:
         compiled = await self._compiler.compile(key, spec, snapshot)
         snapshot = await self._images.observe(compiled, snapshot, self.clock())
         await self._compiler.compile_last_good(key, snapshot, compiled)
-        acted = self.resolver.effective_spec(snapshot, compiled)
+        acted = effective_spec(snapshot, compiled, self.resolver.resolve)
         snapshot, probe_after = await self._probe(key, snapshot, acted)
         inputs = published, self._settled.observed(key)
         decided = self._decide(key, snapshot, compiled)
@@ -271,12 +271,11 @@ class Reconciler:
             The snapshot with probe results and resize rejections, and the seconds until the next
             pod is due.
         """
-        if (effective := self.resolver.effective(snapshot.pipeline)) is not None:
-            self.handover.effective_specs[key] = effective
         trust = tls_trust(snapshot, self.handover.tls.get(key, NO_TLS))
         self.handover.tls[key] = trust
         probe_after = None
         if acted is not None:
+            self.handover.effective_specs[key] = EffectiveSpec.of(snapshot.pipeline, acted[1])
             probe_after = await self._probes.refresh(key, acted[1], acted[0], trust)
         self.handover.resize_rejections[key] = rejections_of(
             self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}

@@ -14,7 +14,8 @@ from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.compile.graph.defaults import TOKENIZER
 from triton_pipelines.compile.graph.options import DEFAULT_TOKENIZER
 
-from .snapshot import Snapshot, json_object
+from .snapshot import Snapshot
+from .state import json_object
 from .text_cache import TextCache
 
 

@@ -18,8 +18,7 @@ from .probe_record import ModelState as ModelState
 from .probe_record import Probe as Probe
 from .resize_rejections import ResizeRejection, with_quota_advice
 from .server_certificate import ServerCertificate
-from .state import PipelineState, RolloutState
-from .state import json_object as json_object
+from .state import PipelineState, RolloutState, json_object
 from .text_cache import TextCache
 
 Object = dict[str, Any]
@@ -40,7 +39,6 @@ class Pod:
     uid: str
     revision: str
     ip: str
-    phase: str
     ready: bool
     deleting: bool
     raw: Object = field(repr=False)
@@ -55,7 +53,6 @@ class Pod:
             uid=metadata.get("uid", ""),
             revision=(metadata.get("labels") or {}).get(names.LABEL_REVISION, ""),
             ip=status.get("podIP") or "",
-            phase=status.get("phase") or "Pending",
             ready=conditions.get("Ready", {}).get("status") == "True",
             deleting=metadata.get("deletionTimestamp") is not None,
             raw=raw,

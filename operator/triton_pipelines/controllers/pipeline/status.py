@@ -235,11 +235,3 @@ def _sources(graph: Graph, snapshot: Snapshot, desired: str) -> list[dict[str, s
         return []
     keys = {fetch.key for fetch in graph.fetches}
     return [item for item in snapshot.status.get("sources") or () if item.get("step") in keys]
-
-
-def kind_of(status: Mapping[str, Any]) -> ReasonKind:
-    """Return the kind of the Ready condition's reason."""
-    for item in status.get("conditions") or ():
-        if item.get("type") == ConditionType.READY:
-            return KIND_OF[Reason(item["reason"])]
-    return ReasonKind.WAITING

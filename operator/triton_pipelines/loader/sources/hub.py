@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoSibling
 
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, listing_at
 from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.transport_errors import (
     certificate_error,
@@ -87,25 +87,11 @@ class HubSource:
     def list(self, place: str) -> SourceListing:
         """Return the file ``folder + place`` at the resolved commit, or everything below it."""
         self.resolve()
+        entries = {
+            name: ListedFile(name, item.size, self._commit) for name, item in self._files.items()
+        }
         path = self._folder + place
-        if path in self._files and not path.endswith("/"):
-            return SourceListing(
-                (ListedFile(path.rpartition("/")[2], self._files[path].size, self._commit),),
-                single=True,
-            )
-        prefix = f"{path.strip('/')}/" if path.strip("/") else ""
-        try:
-            return folder(
-                ListedFile(name.removeprefix(prefix), item.size, self._commit)
-                for name, item in self._files.items()
-                if name.startswith(prefix)
-            )
-        except SourceError as error:
-            if error.missing:
-                raise SourceError(
-                    f"no file or directory {path} at {self._commit}", missing=True
-                ) from error
-            raise
+        return listing_at(path, entries, f"no file or directory {path} at {self._commit}")
 
     @contextmanager
     def open(

@@ -26,7 +26,7 @@ import httpx
 from triton_pipelines.loader.cleartext import cleartext_host
 from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.listing import ListedFile, SourceListing, check_name, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, check_name, listing_at
 from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.folder import FolderSource
 from triton_pipelines.loader.sources.layers import scope_of, unpack
@@ -172,25 +172,8 @@ class OciSource:
         if self._workspace.is_dir() and any(self._workspace.iterdir()):
             for entry in FolderSource(self._workspace, self._workspace, "").list("").entries or ():
                 entries.setdefault(entry.name, entry)
-        path = place.strip("/")
-        if path in entries and not place.endswith("/"):
-            found = entries[path]
-            return SourceListing(
-                (ListedFile(path.rpartition("/")[2], found.size, found.identity),), single=True
-            )
-        prefix = f"{path}/" if path else ""
-        try:
-            return folder(
-                ListedFile(name.removeprefix(prefix), item.size, item.identity)
-                for name, item in entries.items()
-                if name.startswith(prefix)
-            )
-        except SourceError as error:
-            if error.missing:
-                raise SourceError(
-                    f"no file or directory {place or '/'} at {self._digest}", missing=True
-                ) from error
-            raise
+        problem = f"no file or directory {place or '/'} at {self._digest}"
+        return listing_at(place, entries, problem)
 
     @contextmanager
     def open(

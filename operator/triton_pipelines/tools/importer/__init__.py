@@ -11,14 +11,7 @@ from .assemble import import_models
 from .file_digest import sha256_of
 from .from_onnx import DraftInputs, MissingInformationError, draft
 from .hub_files import HubError, HubFiles
-from .import_notes import (
-    ImportNote,
-    ImportReport,
-    InexpressibleRepositoryError,
-    ModelRepositoryError,
-    NoteSeverity,
-)
-from .repository import ModelRepository
+from .import_notes import ImportReport, InexpressibleRepositoryError, ModelRepositoryError
 from .repository_reader import read_repository
 from .source_placement import PLACEHOLDER, located
 from .yaml_document import AMBIGUOUS, ResourceDraft, slug
@@ -29,13 +22,10 @@ __all__ = [
     "DraftInputs",
     "HubError",
     "HubFiles",
-    "ImportNote",
     "ImportReport",
     "InexpressibleRepositoryError",
     "MissingInformationError",
-    "ModelRepository",
     "ModelRepositoryError",
-    "NoteSeverity",
     "ResourceDraft",
     "draft",
     "import_models",

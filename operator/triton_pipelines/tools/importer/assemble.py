@@ -117,7 +117,6 @@ def _add_single_model(draft: ResourceDraft, selection: PipelineModels, files: Fi
     spec[MODEL] = _with_model_name(
         selection.entry,
         step_fields.step_fields(selection.entry, f"spec.{MODEL}", {}, files, -1),
-        MODEL,
     )
     spec["ensemble"] = {"entryPoint": MODEL}
 
@@ -150,10 +149,8 @@ def _add_auxiliary_models(
             )
 
 
-def _with_model_name(
-    model: RepositoryModel, fields: dict[str, Any], default: str
-) -> dict[str, Any]:
-    return fields if model.name == default else {"modelName": model.name, **fields}
+def _with_model_name(model: RepositoryModel, fields: dict[str, Any]) -> dict[str, Any]:
+    return fields if model.name == MODEL else {"modelName": model.name, **fields}
 
 
 def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
@@ -204,7 +201,7 @@ def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSo
         fields = step_fields.step_fields(
             call.model, f"spec.{MODEL}", references(call, calls), files, call.version
         )
-        spec[MODEL] = _with_model_name(call.model, fields, MODEL)
+        spec[MODEL] = _with_model_name(call.model, fields)
     further = [
         call
         for call in in_data_order(calls)

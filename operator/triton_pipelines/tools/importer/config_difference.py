@@ -9,7 +9,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.compile.render.config_patch import OWNED, REFUSED
+from triton_pipelines.compile.render.config_patch import OWNED, REFUSED, is_map
 
 # Parts of list items that fields of the resource set (render.patch refuses them in a patch).
 _TENSORS = ("input", "output")
@@ -64,7 +64,7 @@ def _items(base: Any, desired: Any, owned: tuple[str, ...]) -> list[dict[str, An
 def _field(base: Any, desired: Any, field: Any) -> dict[str, Any]:
     """Return a patch of one field; empty if both sides are equal."""
     left, right = getattr(base, field.name), getattr(desired, field.name)
-    if _is_map(field):
+    if is_map(field):
         return _map(left, right, field)
     if field.label == FieldDescriptor.LABEL_REPEATED:
         return {} if list(left) == list(right) else {field.json_name: _json(desired, field, [])}
@@ -83,14 +83,6 @@ def _field(base: Any, desired: Any, field: Any) -> dict[str, Any]:
     for part in left.DESCRIPTOR.fields:
         inner |= _field(left, right, part)
     return {field.json_name: inner} if inner else {}
-
-
-def _is_map(field: Any) -> bool:
-    return (
-        field.label == FieldDescriptor.LABEL_REPEATED
-        and field.message_type is not None
-        and field.message_type.GetOptions().map_entry
-    )
 
 
 def _map(left: Any, right: Any, field: Any) -> dict[str, Any]:
@@ -131,7 +123,7 @@ def _numbers(value: Any, descriptor: Any) -> Any:
     result: dict[str, Any] = {}
     for name, item in value.items():
         field = next(one for one in descriptor.fields if one.json_name == name)
-        if _is_map(field):
+        if is_map(field):
             inner = field.message_type.fields_by_name["value"]
             result[name] = {
                 key: _number(item[key], inner) for key in sorted(item)
@@ -162,7 +154,7 @@ def differences(actual: Any, desired: Any, place: str = "") -> Iterator[Differen
         left, right = getattr(actual, field.name), getattr(desired, field.name)
         if here == "instance_group":
             left, right = _unnamed(left), _unnamed(right)
-        if _is_map(field):
+        if is_map(field):
             yield from _map_differences(left, right, here)
         elif field.label == FieldDescriptor.LABEL_REPEATED and field.message_type is not None:
             yield from _list_differences(left, right, here)

@@ -301,7 +301,7 @@ def _add_outputs(resource: ResourceDraft, given: DraftInputs, text: bool, batche
     plan = describe(given.graph, given.files, given.labels, given.postprocess, batched, text)
     if plan.problem:
         raise MissingInformationError(f"{given.graph_name}: {plan.problem}")
-    resource.spec["model"]["outputs"] = [_output(one, batched) for one in plan.outputs]
+    resource.spec["model"]["outputs"] = [_output(one) for one in plan.outputs]
     resource.comment("spec.model.outputs", *plan.about_outputs)
     for index, one in enumerate(plan.outputs):
         if one.comment:
@@ -325,7 +325,7 @@ def _dims(tensor: FileTensor, batched: bool) -> list[int]:
     ]
 
 
-def _output(output: ServedOutput, batched: bool) -> dict[str, Any]:
+def _output(output: ServedOutput) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": output.tensor.name,
         "dataType": output.tensor.data_type,

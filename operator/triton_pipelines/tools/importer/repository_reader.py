@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,6 @@ def read_repository(
     folder: Path,
     values: Mapping[str, str] | None = None,
     config_name: str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
     without: Collection[str] = (),
 ) -> ModelRepository:
     """Read every model of a repository.
@@ -46,7 +45,6 @@ def read_repository(
         folder: the model repository.
         values: values of templates (``${NAME}``) in configs.
         config_name: the config in ``configs/`` to use, as Triton's ``--model-config-name``.
-        tell: called with the name of each model before it is read.
         without: names of models that are not read at all.
 
     Raises:
@@ -65,7 +63,6 @@ def read_repository(
     for path in paths:
         if path.name in without:
             continue
-        tell(path.name)
         found: list[ImportNote] = []
         unfilled: list[tuple[str, str]] = []
         try:

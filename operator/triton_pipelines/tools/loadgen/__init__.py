@@ -30,7 +30,6 @@ from triton_pipelines.tools.loadgen.payloads import (
     grpc_request,
     http_body,
 )
-from triton_pipelines.tools.loadgen.request_failure import RequestFailure, RequestFailureKind
 from triton_pipelines.tools.loadgen.summary import (
     LoadResult,
     LoadStability,
@@ -57,7 +56,6 @@ from triton_pipelines.tools.loadgen.texts import (
 )
 from triton_pipelines.tools.loadgen.triton_statistics import (
     StepStatistics,
-    read_statistics,
     step_statistics,
 )
 
@@ -77,8 +75,6 @@ __all__ = [
     "LoadSummary",
     "LoadTarget",
     "OnSweepProgress",
-    "RequestFailure",
-    "RequestFailureKind",
     "StepStatistics",
     "SweepEndedError",
     "SweepResult",
@@ -95,7 +91,6 @@ __all__ = [
     "precise_event_loop",
     "read_lines",
     "read_perf_analyzer",
-    "read_statistics",
     "run_blocking",
     "run_load",
     "stability",

@@ -70,8 +70,6 @@ class LoadTarget:
 
     ``None``: the length of each request's longest first axis.
     """
-    outputs: Sequence[str] = ()
-    """The requested outputs; empty: all of them."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Further headers (HTTP) or metadata (gRPC); never logged."""
     path: str = ""

@@ -42,7 +42,7 @@ def encode_requests(target: LoadTarget) -> list[bytes]:
     if target.bodies:
         return [_post(before + target.path, fixed, body) for body in target.bodies]
     path = f"{before}/v2/models/{quote(target.model, safe='')}/infer"
-    encoded = [http_body(inputs, target.outputs) for inputs in target.requests]
+    encoded = [http_body(inputs) for inputs in target.requests]
     return [_post(path, {**fixed, LENGTH_HEADER: str(length)}, body) for body, length in encoded]
 
 
@@ -100,7 +100,7 @@ def raw_tensor(array: Array) -> bytes:
 
 
 def _grpc(target: LoadTarget, inputs: Mapping[str, Array]) -> bytes:
-    request = grpc_request(target.model, inputs, target.outputs)
+    request = grpc_request(target.model, inputs)
     return bytes(request.SerializeToString())
 
 

@@ -226,7 +226,7 @@ def percentiles(seconds: Floats) -> dict[str, float]:
     return dict(zip(PERCENTILES, map(float, found), strict=True))
 
 
-def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability:
+def stability(result: LoadResult) -> LoadStability:
     """Return whether the three windows of the measured time agree in requests/s and p99."""
     length = result.duration_s / WINDOWS
     return compare_windows(
@@ -235,8 +235,7 @@ def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability
                 result, result.begin_s + number * length, result.begin_s + (number + 1) * length
             )
             for number in range(WINDOWS)
-        ],
-        tolerance,
+        ]
     )
 
 
@@ -251,8 +250,8 @@ def window_figures(result: LoadResult, begin_s: float, end_s: float) -> LoadWind
     )
 
 
-def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE) -> LoadStability:
-    """Return whether windows agree: each figure within ``tolerance`` of the mean of all."""
+def compare_windows(windows: Sequence[LoadWindow]) -> LoadStability:
+    """Return whether windows agree: each figure within a tenth of the mean of all."""
     reasons = []
     for label, values in (
         ("requests/s", [item.requests_per_s for item in windows]),
@@ -263,7 +262,7 @@ def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE)
         if not (mean > 0):
             return LoadStability(False, "a window without a response", tuple(windows))
         worst = max(abs(value - mean) / mean for value in values)
-        if worst > tolerance:
+        if worst > TOLERANCE:
             reasons.append(f"{label} differs by {worst:.0%} between windows")
     return LoadStability(not reasons, "; ".join(reasons), tuple(windows))
 

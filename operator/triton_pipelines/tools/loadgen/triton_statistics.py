@@ -138,7 +138,7 @@ def step_statistics(
     If the counters of a model went back, it was reloaded: it counts from its load.
 
     Args:
-        before: The first sample, of :func:`parse_statistics` or :func:`read_statistics`.
+        before: The first sample, of :func:`parse_statistics`.
         after: The second sample.
         elapsed_s: Seconds between them.
     """
@@ -148,18 +148,6 @@ def step_statistics(
         )
         for name, now in after.items()
     }
-
-
-async def read_statistics(
-    target: LoadTarget, timeout_s: float = 10.0
-) -> dict[str, ModelStatisticsCounters]:
-    """Return the server's counters now.
-
-    Raises:
-        LoadGeneratorError: It does not report them.
-    """
-    async with StatisticsReader(target, timeout_s) as reader:
-        return parse_statistics((await reader.sample())())
 
 
 class StatisticsReader:

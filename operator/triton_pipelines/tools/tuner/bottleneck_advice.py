@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -178,10 +178,3 @@ def padding_factor(pipe: PipelineModel, stage: StepModel, rows: float) -> float:
     own = mean_longest(pipe.lengths, pipe.rows)
     longest = mean_longest(pipe.lengths, max(1, round(rows)))
     return (own + stage.cost.spread * (longest - own)) / mean
-
-
-def gains_from_batching(
-    stage: StepModel, length: float, sizes: Sequence[int]
-) -> list[tuple[int, float]]:
-    """Return the rows per second of a step at each batch size."""
-    return [(size, size / stage.cost.seconds(size, size, length)) for size in sizes]

@@ -116,7 +116,6 @@ def calibrate(
     executed: Mapping[str, StepExecutions],
     arrivals: Array,
     latencies: Array | None = None,
-    seed: int = 0,
 ) -> PipelineModel:
     """Return the pipeline with times as they are under a real load.
 
@@ -130,7 +129,6 @@ def calibrate(
             crowded by chance, which must not count as time outside the steps.
         latencies: Their seconds; ``None`` if the server did not keep up (what requests waited says
             nothing then).
-        seed: Of the simulation.
     """
     stages = []
     for stage in pipe.stages:
@@ -149,7 +147,7 @@ def calibrate(
     stretched = replace(pipe, stages=tuple(stages))
     if latencies is None or len(latencies) < MIN_EXECUTIONS:
         return stretched
-    inside = simulate(replace(stretched, overhead=(0.0,)), arrivals, seed).latencies
+    inside = simulate(replace(stretched, overhead=(0.0,)), arrivals).latencies
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     beyond = np.quantile(latencies, shares) - np.quantile(inside, shares)
     return replace(stretched, overhead=tuple(float(value) for value in np.maximum(beyond, 0.0)))

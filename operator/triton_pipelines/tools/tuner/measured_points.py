@@ -179,18 +179,12 @@ class TuningRun:
             able,
             self.server.current,
             self.latency_budget,
-            self.options.seed,
         )
 
     async def _calibrate(self) -> None:
         """Correct the model of the pipeline by a real load on the current setting."""
         current = await asyncio.to_thread(
-            predict_setting,
-            self.pipe,
-            self.server.current,
-            self.latency_budget,
-            None,
-            self.options.seed,
+            predict_setting, self.pipe, self.server.current, self.latency_budget
         )
         rate = max(
             CALIBRATION_SHARE * (current.rate or current.capacity),
@@ -244,7 +238,6 @@ class TuningRun:
             seen,
             one.load.arrivals,
             latencies,
-            self.options.seed,
         )
 
     # --- points ----------------------------------------------------------------------------------
@@ -332,8 +325,7 @@ class TuningRun:
             known = min(rate, MAX_RATE_STEP * known) or rate
             # Twice the latency budget: requests may wait as long at the end without a backlog.
             seconds = max(STEP_SECONDS, min(2 * self.latency_budget, self.effort.seconds))
-            seed = self.options.seed + len(self.measured)
-            spec = self._load_spec(known, seconds, STEP_SECONDS / 2, seed)
+            spec = self._load_spec(known, seconds, STEP_SECONDS / 2, len(self.measured))
             got = measurement_of(
                 await self.server.run(self.work.requests, replace(spec, statistics=False))
             )
@@ -357,7 +349,7 @@ class TuningRun:
         await self._comparison.check(setting)
         rate = await self._ramp_up(setting, rate)
         text = f"{name}: {setting}, {rate:.0f} requests/s"
-        seed = self.options.seed + 101 * (len(self.measured) + 1)
+        seed = 101 * (len(self.measured) + 1)
         result = await self.server.run(
             self.work.requests,
             self._load_spec(rate, seconds, self.effort.warmup, seed),

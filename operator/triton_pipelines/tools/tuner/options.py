@@ -22,8 +22,6 @@ class TuningOptions:
     """Quick or thorough."""
     slo_ms: float | None = None
     """p99 SLO in milliseconds; ``None``: ``spec.slo.p99Milliseconds``."""
-    network_and_queue_ms: float | None = None
-    """Milliseconds subtracted from the SLO; ``None``: the value in ``spec.slo``."""
     rate: float | None = None
     """Requests/s that the pipeline receives; ``None``: as many as it can serve."""
     texts: tuple[str, ...] = ()
@@ -36,8 +34,6 @@ class TuningOptions:
     """CPU cores that the pod may use."""
     seconds: float | None = None
     """Length of a measured point; ``None``: the default of the mode."""
-    seed: int = 0
-    """Seed of arrivals, text lengths and simulations."""
 
 
 def slo_and_latency_budget(
@@ -48,15 +44,16 @@ def slo_and_latency_budget(
     Raises:
         NotTunableError: There is no SLO, or nothing of it is left.
     """
-    slo = options.slo_ms if options.slo_ms is not None else pipeline.spec.slo.p99_milliseconds
+    declared = pipeline.spec.slo
+    slo = options.slo_ms if options.slo_ms is not None else declared.p99_milliseconds
     if slo is None:
         raise NotTunableError(
             "spec.slo.p99Milliseconds: tuning requires a latency target; set this field, or "
             "use --slo"
         )
-    budget = pipeline.spec.slo.latency_budget_milliseconds(slo, options.network_and_queue_ms)
-    if budget is None or budget <= 0:
-        network_and_queue = slo - (budget or 0.0)
+    network_and_queue = declared.network_and_queue_budget_milliseconds
+    budget = slo - network_and_queue
+    if budget <= 0:
         raise NotTunableError(
             f"spec.slo.networkAndQueueBudgetMilliseconds: {network_and_queue:g} ms leaves "
             f"no latency budget within the SLO of {slo:g} ms; lower the budget, or raise the SLO"

@@ -13,6 +13,8 @@ _SLOS_SHOWN = 20
 """Latencies above this many times the SLO are clipped, so that one slow point does not flatten the
 rest.
 """
+# Size of the chart on a terminal, in characters.
+_WIDTH, _HEIGHT = 72, 16
 _GLYPHS = {"recommended": "R", "current": "C", "candidate": "o"}
 
 
@@ -55,28 +57,28 @@ def chart(report: TuningReport) -> Chart:
     )
 
 
-def terminal(report: TuningReport, width: int = 72, height: int = 16) -> str:
+def terminal(report: TuningReport) -> str:
     """Return the report as a chart of characters.
 
     R: recommended, C: current, o: candidates (all measured); dots: predictions.
     """
     most, low, high = _axes(report.curves, report.latency_budget, report.slo)
-    cells = [[" "] * width for _ in range(height)]
+    cells = [[" "] * _WIDTH for _ in range(_HEIGHT)]
 
     def place(rate: float, seconds: float) -> tuple[int, int]:
         clipped = min(max(seconds, low), high)
-        row = round((height - 1) * (1 - math.log(clipped / low) / math.log(high / low)))
-        return min(row, height - 1), min(width - 1, round((width - 1) * rate / most))
+        row = round((_HEIGHT - 1) * (1 - math.log(clipped / low) / math.log(high / low)))
+        return min(row, _HEIGHT - 1), min(_WIDTH - 1, round((_WIDTH - 1) * rate / most))
 
     latency_budget = place(0.0, report.latency_budget)[0]
-    cells[latency_budget] = ["-"] * width
+    cells[latency_budget] = ["-"] * _WIDTH
     for curve in sorted(report.curves, key=lambda one: one.measured):
         for rate, p99 in curve.points:
             row, column = place(rate, p99)
             cells[row][column] = _GLYPHS.get(curve.name, "o") if curve.measured else "."
     labels = {
         0: f"{high * 1e3:.0f} ms",
-        height - 1: f"{low * 1e3:.0f} ms",
+        _HEIGHT - 1: f"{low * 1e3:.0f} ms",
         latency_budget: f"budget {report.latency_budget * 1e3:.0f} ms",
     }
     lines = [
@@ -89,8 +91,8 @@ def terminal(report: TuningReport, width: int = 72, height: int = 16) -> str:
         if any(curve.name == name and curve.measured for curve in report.curves)
     ]
     lines += [
-        f"{'':>14} +{'-' * width}",
-        f"{'':>14}  0{f'{most:.0f} requests/s':>{width - 1}}",
+        f"{'':>14} +{'-' * _WIDTH}",
+        f"{'':>14}  0{f'{most:.0f} requests/s':>{_WIDTH - 1}}",
         f"{'':>16}{', '.join(shown)} (measured)   . predicted",
     ]
     return "\n".join(lines)

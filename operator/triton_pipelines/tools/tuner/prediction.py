@@ -226,12 +226,12 @@ def _next_batch(
     return start, last
 
 
-def poisson(rate: float, count: int, seed: int) -> Array:
+def poisson(rate: float, count: int, seed: int = 0) -> Array:
     """Return Poisson arrival times in seconds."""
     return np.cumsum(np.random.default_rng((seed, 1)).exponential(1 / rate, count))
 
 
-def bursty(rate: float, count: int, seed: int) -> Array:
+def bursty(rate: float, count: int, seed: int = 0) -> Array:
     """Return arrival times with the same mean rate: alternating seconds at 1.5 and 0.5 of it."""
     even = poisson(1.0, count, seed) / rate
     # Operational time: a turn of two seconds brings three quarters of its requests in the first.
@@ -288,14 +288,14 @@ def _padded(
     return longest
 
 
-def capacity(pipe: PipelineModel, seed: int = 0) -> float:
+def capacity(pipe: PipelineModel) -> float:
     """Return the requests/s if there are always enough requests to fill a batch."""
     slowest = float("inf")
     for stage in pipe.stages:
         # One step alone, with all requests present from the beginning and with lengths as the
         # tokenizer would return them.
         alone = replace(pipe, stages=(stage,), overhead=(0.0,))
-        took = simulate(alone, np.zeros(_SATURATED), seed).latencies.max()
+        took = simulate(alone, np.zeros(_SATURATED)).latencies.max()
         slowest = min(slowest, _SATURATED / float(took))
     return slowest
 
@@ -303,8 +303,6 @@ def capacity(pipe: PipelineModel, seed: int = 0) -> float:
 def max_rate(
     pipe: PipelineModel,
     latency_budget: float,
-    seed: int = 0,
-    arrivals: int = SEARCH_ARRIVALS,
     most: float | None = None,
     least: float = 0.0,
 ) -> float:
@@ -313,18 +311,16 @@ def max_rate(
     Args:
         pipe: The pipeline.
         latency_budget: Seconds.
-        seed: Of arrivals and lengths.
-        arrivals: Simulated requests of each rate.
         most: Known upper bound: 0.8 of :func:`capacity`.
         least: Lower rates are of no use.
 
     Returns:
         Requests/s; 0 if even a trickle exceeds the budget, or the rate is below ``least``.
     """
-    high = MAX_UTILIZATION * capacity(pipe, seed) if most is None else most
+    high = MAX_UTILIZATION * capacity(pipe) if most is None else most
 
     def meets_budget(rate: float) -> bool:
-        return simulate(pipe, poisson(rate, arrivals, seed), seed).p99 <= latency_budget
+        return simulate(pipe, poisson(rate, SEARCH_ARRIVALS)).p99 <= latency_budget
 
     low = max(0.02 * high, min(least, high))
     if not meets_budget(low):

@@ -40,9 +40,7 @@ def build_report(found: TuningFindings) -> TuningReport:
         current=current,
         recommended=decision.setting,
         points=tuple(_point(one, found) for one in found.measured),
-        ends=extreme_points(
-            found.pipe, found.grid, reference, found.latency_budget, found.options.seed
-        ),
+        ends=extreme_points(found.pipe, found.grid, reference),
         curves=(*_predicted_curves(found, recommended), *_measured_curves(found)),
         steps=_steps(found, seen),
         patch=setting_patch(found.pipeline, current, decision.setting)
@@ -89,9 +87,7 @@ def _inconclusive_report(found: TuningFindings) -> TuningReport:
 
 def _prediction(found: TuningFindings, setting: BatchingSetting) -> PredictedSetting:
     known = next((one for one in found.predictions if one.setting == setting), None)
-    return known or predict_setting(
-        found.pipe, setting, found.latency_budget, seed=found.options.seed
-    )
+    return known or predict_setting(found.pipe, setting, found.latency_budget)
 
 
 def _representative(found: TuningFindings, setting: BatchingSetting) -> int | None:
@@ -171,7 +167,7 @@ def _predicted_curves(found: TuningFindings, recommended: PredictedSetting) -> l
         if one.capacity > 0
     ]
     curves = {
-        one.setting: curve(_name(one.setting, found), found.pipe, one, found.options.seed)
+        one.setting: curve(_name(one.setting, found), found.pipe, one)
         for one in reversed(shown[:3])
     }
     return list(reversed(curves.values()))

@@ -100,11 +100,7 @@ def _burst_notes(
     found: TuningFindings, recommended: PredictedSetting, rate: float
 ) -> Iterator[str]:
     if rate > 0:
-        bursts = simulate(
-            found.pipe.with_setting(recommended.setting),
-            bursty(rate, 12_000, found.options.seed),
-            found.options.seed,
-        ).p99
+        bursts = simulate(found.pipe.with_setting(recommended.setting), bursty(rate, 12_000)).p99
         yield (
             f"in bursts (alternating seconds at 1.5 and 0.5 times {rate:.0f} requests/s) the"
             f" predicted p99 is {bursts * 1e3:.0f} ms"

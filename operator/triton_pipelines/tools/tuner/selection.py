@@ -70,7 +70,6 @@ def predict_settings(
     settings: Iterable[BatchingSetting],
     current: BatchingSetting,
     latency_budget: float,
-    seed: int = 0,
 ) -> list[PredictedSetting]:
     """Return the predicted throughput of settings within the latency budget (seconds), best first.
 
@@ -87,11 +86,9 @@ def predict_settings(
         }
     )
     bare = list(dict.fromkeys(replace(setting, queue_delay=0) for setting in given))
-    capacities = {setting: capacity(pipe.with_setting(setting), seed) for setting in bare}
+    capacities = {setting: capacity(pipe.with_setting(setting)) for setting in bare}
     found = [
-        predict_setting(
-            pipe, current, latency_budget, capacities[replace(current, queue_delay=0)], seed
-        )
+        predict_setting(pipe, current, latency_budget, capacities[replace(current, queue_delay=0)])
     ]
     most = found[0].rate
     for setting in sorted(bare, key=lambda setting: (-capacities[setting], setting)):
@@ -104,7 +101,6 @@ def predict_settings(
                 setting,
                 latency_budget,
                 capacities[setting],
-                seed,
                 least=(1 - RATE_TOLERANCE) * most,
             )
             most = max(most, one.rate)
@@ -114,7 +110,7 @@ def predict_settings(
         variants = [replace(one.setting, queue_delay=delay) for delay in delays]
         least = (1 - RATE_TOLERANCE) * most
         found += [
-            predict_setting(pipe, setting, latency_budget, one.capacity, seed, least)
+            predict_setting(pipe, setting, latency_budget, one.capacity, least)
             for setting in variants
             if setting in allowed and setting != current
         ]
@@ -126,7 +122,6 @@ def predict_setting(
     setting: BatchingSetting,
     latency_budget: float,
     carried: float | None = None,
-    seed: int = 0,
     least: float = 0.0,
 ) -> PredictedSetting:
     """Return the predicted throughput of one setting.
@@ -136,13 +131,12 @@ def predict_setting(
         setting: The setting.
         latency_budget: Seconds.
         carried: Its capacity, if known.
-        seed: Of the simulation.
         least: Lower rates are of no use and returned as 0.
     """
     turned = pipe.with_setting(setting)
-    most = capacity(turned, seed) if carried is None else carried
-    rate = max_rate(turned, latency_budget, seed, most=MAX_UTILIZATION * most, least=least)
-    p99 = simulate(turned, poisson(rate, SEARCH_ARRIVALS, seed), seed).p99 if rate else float("inf")
+    most = capacity(turned) if carried is None else carried
+    rate = max_rate(turned, latency_budget, most=MAX_UTILIZATION * most, least=least)
+    p99 = simulate(turned, poisson(rate, SEARCH_ARRIVALS)).p99 if rate else float("inf")
     return PredictedSetting(setting, rate, p99, most)
 
 
@@ -208,8 +202,6 @@ def extreme_points(
     pipe: PipelineModel,
     settings: Sequence[BatchingSetting],
     rate: float,
-    latency_budget: float,
-    seed: int = 0,
 ) -> tuple[ReportPoint, ...]:
     """Return predictions for the latency-first and the throughput-first setting.
 
@@ -217,7 +209,7 @@ def extreme_points(
     highest sustainable rate with a delay of 50 to 100 ms, whatever the latency.
     """
     bare = {
-        setting: capacity(pipe.with_setting(setting), seed)
+        setting: capacity(pipe.with_setting(setting))
         for setting in dict.fromkeys(replace(setting, queue_delay=0) for setting in settings)
     }
     copies = max(
@@ -232,10 +224,8 @@ def extreme_points(
     quick = [replace(setting, queue_delay=delay) for setting in able for delay in LATENCY_DELAYS]
     result = []
     if quick and rate > 0:
-        arrivals = poisson(rate, 3_000, seed)
-        times = {
-            setting: simulate(pipe.with_setting(setting), arrivals, seed).p99 for setting in quick
-        }
+        arrivals = poisson(rate, 3_000)
+        times = {setting: simulate(pipe.with_setting(setting), arrivals).p99 for setting in quick}
         least = min(times, key=lambda setting: (times[setting], setting.max_batch_size, setting))
         result.append(ReportPoint("latency first", least, rate, predicted_p99=times[least]))
     full = {
@@ -249,17 +239,17 @@ def extreme_points(
             key=lambda setting: (setting.max_batch_size, -setting.model_instances),
         )
         carried = MAX_UTILIZATION * full[widest]
-        p99 = simulate(pipe.with_setting(widest), poisson(carried, 6_000, seed), seed).p99
+        p99 = simulate(pipe.with_setting(widest), poisson(carried, 6_000)).p99
         result.append(ReportPoint("throughput first", widest, carried, predicted_p99=p99))
     return tuple(result)
 
 
-def curve(name: str, pipe: PipelineModel, planned: PredictedSetting, seed: int = 0) -> LatencyCurve:
+def curve(name: str, pipe: PipelineModel, planned: PredictedSetting) -> LatencyCurve:
     """Return the predicted p99 over the rates that a setting can sustain."""
     turned = pipe.with_setting(planned.setting)
     rates = [share * planned.capacity for share in SHARES]
     return LatencyCurve(
         name,
         planned.setting,
-        tuple((rate, simulate(turned, poisson(rate, 8_000, seed), seed).p99) for rate in rates),
+        tuple((rate, simulate(turned, poisson(rate, 8_000)).p99) for rate in rates),
     )

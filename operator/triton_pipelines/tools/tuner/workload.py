@@ -72,13 +72,13 @@ class Workload:
         )
 
 
-def texts_of(lengths: Sequence[int], overhead: int, share: int, seed: int = 0) -> list[str]:
+def texts_of(lengths: Sequence[int], overhead: int, share: int) -> list[str]:
     """Return texts with the given numbers of tokens, including special tokens.
 
     Each text is used in ``share`` inputs of a row.
     """
     return generate_texts(
-        [max(1, (length - overhead) // share) for length in lengths], seed, special_tokens=0
+        [max(1, (length - overhead) // share) for length in lengths], 0, special_tokens=0
     )
 
 
@@ -100,7 +100,7 @@ async def workload(
     sends_optional = any(one.name in graph.optional_inputs for one in pipeline.spec.health.inputs)
     if len(texts) != len(required) or graph.tokenizer is None or sends_optional:
         return _example_workload(pipeline, graph, options)
-    random = np.random.default_rng((options.seed, 4))
+    random = np.random.default_rng((0, 4))
     try:
         overhead = await _special_tokens(client, graph.tokenizer)
         if options.texts:
@@ -117,10 +117,9 @@ async def workload(
             ) or DEFAULT_MAX_LENGTH
             mix = options.lengths or TextLengths(cap=max(cap, int(TextLengths().median)))
             lengths = [
-                min(cap, max(length, overhead + len(texts)))
-                for length in mix.sample(MAX_TEXTS, options.seed)
+                min(cap, max(length, overhead + len(texts))) for length in mix.sample(MAX_TEXTS, 0)
             ]
-            chosen = texts_of(lengths, overhead, len(texts), options.seed)
+            chosen = texts_of(lengths, overhead, len(texts))
             description = f"generated texts, lognormal lengths {mix}"
     except TritonError as error:
         raise TuneError(f"the tokenizer does not respond: {error}") from error
