@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -23,7 +23,11 @@ from hack import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-WORKERS = str(min(4, os.cpu_count() or 1))
+CORES = min(4, os.cpu_count() or 1)
+WORKERS = str(CORES)
+WAITING_WORKERS = str(CORES + 1)
+"""For tests that wait for servers half of the time."""
+LOW_PRIORITY = ("nice", "-n", "5")
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,17 @@ class Tier:
         obstacle: Return why the tier cannot run here, or an empty string.
         alongside: The tier mostly waits, so it runs next to the others when there are any. Its
             output is printed when it has ended.
+        low_priority: Leaves the CPU to tiers that run alongside, which take longest.
+        parallel: All commands run, as many at once as there are cores. The output of each is
+            printed when it has ended.
     """
 
     commands: tuple[tuple[str, ...], ...]
     minutes: int
     obstacle: Callable[[], str] = field(default=lambda: "")
     alongside: bool = False
+    low_priority: bool = False
+    parallel: bool = False
 
 
 def _python(*arguments: str) -> tuple[str, ...]:
@@ -130,9 +139,11 @@ TIERS = {
             _python("-m", "hack.verify"),
         ),
         3,
+        low_priority=True,
+        parallel=True,
     ),
     # Measured on two cores: 6 000 tests in 224 s.
-    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 5),
+    "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 5, low_priority=True),
     # The unit tier with branches counted: fail_under and exclusions are in pyproject.toml.
     "coverage": Tier(
         (
@@ -161,7 +172,7 @@ TIERS = {
                 "not older_kubernetes",
                 "-q",
                 "-n",
-                WORKERS,
+                WAITING_WORKERS,
                 "--dist=loadfile",
                 "--no-loadscope-reorder",
                 "--timeout=600",
@@ -169,6 +180,7 @@ TIERS = {
         ),
         18,
         _real_parts,
+        low_priority=True,
     ),
     # The API servers of older versions of Kubernetes. Their cold builds take longer than the tests,
     # so `make test` runs these tests for the pinned version only.
@@ -205,7 +217,11 @@ def main(wanted: list[str]) -> int:
     alongside = [name for name in runnable if TIERS[name].alongside and len(runnable) > 1]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         started = {name: pool.submit(_run_alongside, name) for name in alongside}
-        outcomes = {name: _run_tier(name) for name in runnable if name not in started}
+        outcomes = {
+            name: _run_tier(name, is_beside=bool(started))
+            for name in runnable
+            if name not in started
+        }
         for name, future in started.items():
             if not future.done():
                 print(f"\nwaiting for {name}: {_log(name)} shows its progress", flush=True)
@@ -233,21 +249,61 @@ def _summary(
     return 1 if failed or not passed else 0
 
 
-def _run_tier(name: str, output: TextIO | None = None) -> tuple[str, float]:
-    """Run the commands of a tier; return its outcome and how long it took in seconds."""
-    print(f"\n=== {name} (budget {TIERS[name].minutes} min)", file=output, flush=True)
+def _run_tier(
+    name: str, output: TextIO | None = None, *, is_beside: bool = False
+) -> tuple[str, float]:
+    """Run the commands of a tier; return its outcome and how long it took in seconds.
+
+    Args:
+        name: The tier.
+        output: Where its output goes; ``None`` is the standard output.
+        is_beside: Whether another tier runs alongside.
+    """
+    tier = TIERS[name]
+    print(f"\n=== {name} (budget {tier.minutes} min)", file=output, flush=True)
     began = time.monotonic()
-    outcome = "passed"
-    for command in TIERS[name].commands:
+    priority = LOW_PRIORITY if tier.low_priority and is_beside else ()
+    commands = [(*priority, *command) for command in tier.commands]
+    failed = _run_in_parallel(commands) if tier.parallel else _run_in_turn(commands, output)
+    outcome = f"FAILED: {'; '.join(failed)}" if failed else "passed"
+    return outcome, time.monotonic() - began
+
+
+def _run_in_turn(commands: Sequence[Sequence[str]], output: TextIO | None) -> list[str]:
+    """Run commands until one fails; return that one."""
+    for command in commands:
         line = " ".join(command)
         print(f"--- {line}", file=output, flush=True)
         done = subprocess.run(
             command, cwd=ROOT, check=False, stdout=output, stderr=output and subprocess.STDOUT
         )
         if done.returncode:
-            outcome = f"FAILED: {line}"
-            break
-    return outcome, time.monotonic() - began
+            return [line]
+    return []
+
+
+def _run_in_parallel(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Run all commands, as many at once as there are cores; return those that failed."""
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    failed = []
+    with concurrent.futures.ThreadPoolExecutor(CORES) as pool:
+        for done in pool.map(run, commands):
+            line = " ".join(done.args)
+            print(f"--- {line}\n{done.stdout}", end="", flush=True)
+            if done.returncode:
+                failed.append(line)
+    return failed
 
 
 def _run_alongside(name: str) -> tuple[str, float]:

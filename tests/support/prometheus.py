@@ -5,6 +5,7 @@ Prometheus is Debian's package, installed if it is missing.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -89,6 +90,7 @@ class PrometheusServer:
                 sep="\n",
             )
         self.stop()
+        self._http.close()
         shutil.rmtree(self._folder)
 
     def start(self, *, empty: bool = False) -> None:
@@ -127,11 +129,19 @@ class PrometheusServer:
         self._process.kill()
         self._process.wait()
 
+    @functools.cached_property
+    def _http(self) -> httpx.Client:
+        """One client, since each new one reads the machine's certificates; one connection a call.
+
+        Calls are repeated until something is there, and the server is killed meanwhile.
+        """
+        return httpx.Client(
+            trust_env=False, limits=httpx.Limits(max_keepalive_connections=0), **self.ready
+        )
+
     def query(self, text: str) -> list[dict[str, Any]]:
         """Result of an instant query, asked without the code under test."""
-        answer = httpx.get(
-            f"{self.url}/api/v1/query", params={"query": text}, trust_env=False, **self.ready
-        )
+        answer = self._http.get(f"{self.url}/api/v1/query", params={"query": text})
         result: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
         return result
 
@@ -167,12 +177,7 @@ class PrometheusServer:
             if self._process.poll() is not None:
                 break
             try:
-                if (
-                    httpx.get(
-                        f"{self.url}/-/ready", timeout=2, trust_env=False, **self.ready
-                    ).status_code
-                    == 200
-                ):
+                if self._http.get(f"{self.url}/-/ready", timeout=2).status_code == 200:
                     return
             except httpx.HTTPError as error:
                 said = str(error)

@@ -301,8 +301,13 @@ async def test_dropped_watches_come_back(
 
 
 async def test_start_up_waits_for_the_server_and_never_works_on_a_cold_cache(
-    client: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+    client: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(watches, "_RETRY_SECONDS", (0.2,) * 8)
     await client.apply(pipeline("a", namespace))
     await client.apply(child("known", "a", namespace))
     seen: list[list[str]] = []

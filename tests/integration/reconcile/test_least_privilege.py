@@ -20,7 +20,15 @@ from tests.support.chart import account_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.monitoringcrds import served as monitoring_is_served
-from tests.support.operators import apply_any, eventually, healthy, operator, patch, repeated
+from tests.support.operators import (
+    apply_any,
+    eventually,
+    healthy,
+    make_namespace,
+    operator,
+    patch,
+    repeated,
+)
 from tests.support.permissions import (
     assert_nothing_is_refused,
     everything_it_does,
@@ -119,12 +127,16 @@ async def test_every_granted_permission_is_used(
         FaultProxy(kubeconfig) as proxy,
         operator(proxy, tmp_path, prober=partial(look, dead), **options) as running,
     ):
+        # In a namespace of its own: the garbage collector looks for new kinds every 30 s only, and
+        # would have to delete the monitoring objects of the first pipeline before.
+        edited = await make_namespace(admin, f"{namespace}-edited")
         async with repeated(
-            partial(serve_pods, admin, namespace), partial(grant_cpu, admin, namespace)
+            *(partial(serve_pods, admin, place) for place in (namespace, edited)),
+            *(partial(grant_cpu, admin, place) for place in (namespace, edited)),
         ):
             await everything_it_does(admin, namespace)
             assert_nothing_is_refused(running, proxy, control_plane, RELEASE)
-            await edited_and_broken(admin, proxy, namespace, dead)
+            await edited_and_broken(admin, proxy, edited, dead)
         denied = {(seen.method, seen.target) for seen in proxy.requests if seen.status == 403}
     assert denied == set()
     allowed, needed = granted(rules_of_the_chart()), used(proxy.requests) - OF_EVERYONE

@@ -35,6 +35,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.render import render
+from triton_pipelines.controllers.pipeline import reconciler
 from triton_pipelines.controllers.pipeline.child_writer import CHILD_RESOURCES
 
 pytestmark = [
@@ -125,16 +126,27 @@ EDITS: list[tuple[Resource, dict[str, Any]]] = [
 ]
 
 
-async def test_what_is_edited_or_deleted_by_hand_is_repaired(
+async def test_what_is_edited_by_hand_is_repaired(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
-        status = await served(admin, namespace)
+        await served(admin, namespace)
         as_before = partial(are, admin, namespace, await children(admin, namespace))
         for resource, body in EDITS:
             await patch(admin, resource, namespace, "p", body)
             await eventually(f"{resource.kind} is repaired after {body}", as_before)
+        await served(admin, namespace)
+
+
+async def test_what_is_deleted_by_hand_comes_back(
+    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+) -> None:
+    """A pipeline without edits before: an object that needs many corrections has to wait."""
+    async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
+        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+        status = await served(admin, namespace)
+        as_before = partial(are, admin, namespace, await children(admin, namespace))
         revision = names.revision_name("p", status["revision"])
         deleted = [
             (resource, "p")
@@ -271,9 +283,15 @@ async def test_others_objects_are_not_touched(
 
 
 async def test_a_headless_service_comes_and_goes_with_its_field(
-    admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
+    admin: Client,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its name can also be that of another pipeline's Service, which is reported as a conflict."""
+    # A conflict is checked again after this time.
+    monkeypatch.setattr(reconciler, "SOURCE_POLL_SECONDS", 2.0)
     name = names.headless_service_name("p")
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
         headless = pipeline(namespace, server={"service": {"headless": "Enabled"}})

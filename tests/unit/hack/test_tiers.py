@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ({"a": Tier((PASS,), 1)}, 0, "1 passed, 0 failed, 0 left out"),
         ({"a": Tier((PASS, FAIL), 1)}, 1, "0 passed, 1 failed, 0 left out"),
+        ({"a": Tier((PASS, FAIL), 1, parallel=True)}, 1, "0 passed, 1 failed, 0 left out"),
         ({"a": Tier((PASS,), 1, lambda: "no node")}, 1, "0 passed, 0 failed, 1 left out"),
         (
             {"a": Tier((PASS,), 1), "b": Tier((PASS,), 1, lambda: "no node")},
@@ -59,21 +61,58 @@ def test_every_tier_is_counted_once(
     assert capfd.readouterr().out.splitlines()[-1] == f"tiers: {summary}"
 
 
+MEET = command(
+    "import pathlib, sys, time\n"
+    "mine, other = (pathlib.Path('a'), pathlib.Path('b'))[:: int(sys.argv[1])]\n"
+    "mine.touch()\n"
+    "while not other.exists(): time.sleep(0.01)\n"
+    "print('met', mine)"
+)
+"""Ends only if the same command with the other argument, 1 or -1, runs at the same time."""
+
+
 def test_a_tier_that_runs_alongside_overlaps_and_shows_its_output(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    meet = command(
-        "import pathlib, sys, time\n"
-        "mine, other = (pathlib.Path('a'), pathlib.Path('b'))[:: int(sys.argv[1])]\n"
-        "mine.touch()\n"
-        "while not other.exists(): time.sleep(0.01)\n"
-        "print('met', mine)"
-    )
     given = {
-        "first": Tier(((*meet, "1"),), 1),
-        "second": Tier(((*meet, "-1"),), 1, alongside=True),
+        "first": Tier(((*MEET, "1"),), 1),
+        "second": Tier(((*MEET, "-1"),), 1, alongside=True),
     }
     monkeypatch.setattr(tiers, "TIERS", given)
     assert tiers.main(list(given)) == 0
     shown = capfd.readouterr().out
     assert shown.index("met a") < shown.index("=== second (ran alongside)") < shown.index("met b")
+
+
+def test_commands_of_a_parallel_tier_overlap_and_every_failure_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tiers, "CORES", 2)
+    commands = ((*MEET, "1"), (*MEET, "-1"), (*FAIL, "c"), PASS, (*FAIL, "d"))
+    monkeypatch.setattr(tiers, "TIERS", {"a": Tier(commands, 1, parallel=True)})
+    assert tiers.main(["a"]) == 1
+    shown = capfd.readouterr().out
+    assert shown.index("met a") < shown.index("met b") < shown.index("fine")
+    (outcome,) = [line for line in shown.splitlines() if "FAILED" in line]
+    assert " c; " in outcome
+    assert outcome.endswith(" d")
+
+
+def test_low_priority_is_for_tiers_next_to_one_that_runs_alongside(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    show = command("import os, sys; print(sys.argv[1], os.nice(0))")
+    given = {
+        "low": Tier(((*show, "low"),), 1, low_priority=True),
+        "other": Tier(((*show, "other"),), 1),
+        "beside": Tier(((*show, "beside"),), 1, alongside=True),
+    }
+    monkeypatch.setattr(tiers, "TIERS", given)
+    own = os.nice(0)
+    assert tiers.main(["low"]) == 0
+    assert f"low {own}\n" in capfd.readouterr().out
+    assert tiers.main(list(given)) == 0
+    shown = capfd.readouterr().out
+    assert f"low {min(own + 5, 19)}\n" in shown
+    assert f"other {own}\n" in shown
+    assert f"beside {own}\n" in shown
