@@ -30,6 +30,8 @@ def redact_url(text: str) -> str:
 
     ``hf://org/name@revision`` stays as it is.
     """
+    if "://" not in text:
+        return text
 
     def userinfo(match: re.Match[str]) -> str:
         return match[0] if match["scheme"] == "hf://" else f"{match['scheme']}{MASK}@"

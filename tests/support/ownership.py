@@ -8,6 +8,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
+from triton_pipelines.controllers.pipeline.pod_observer import REREAD_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH
 from triton_pipelines.controllers.pod_ownership import ReplicaSetOwner
 
@@ -67,7 +68,8 @@ def read(*replica_sets: Object) -> dict[str, ReplicaSetOwner]:
         item["metadata"]["uid"]: ReplicaSetOwner(
             item["metadata"]["ownerReferences"][0]["uid"],
             item["metadata"]["labels"][LABEL_TEMPLATE_HASH],
-            0.0,
+            at=0.0,
+            reread_seconds=REREAD_SECONDS,
         )
         for item in replica_sets
     }

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from triton_pipelines.redaction import redact_url
+
 
 class ConditionType(StrEnum):
     """Types of conditions."""
@@ -209,7 +211,7 @@ def merge(
                 "type": condition.type.value,
                 "status": status,
                 "reason": condition.reason.value,
-                "message": condition.message[:MESSAGE_MAX],
+                "message": redact_url(condition.message)[:MESSAGE_MAX],
                 "observedGeneration": generation,
                 "lastTransitionTime": _transition(old, now) if old.get("status") == status else now,
             }

@@ -31,12 +31,13 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
+from triton_pipelines.controllers.monitoring_objects import REJECTED, MonitoringObjects
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec, Resolver
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import PodProber, probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
+from triton_pipelines.controllers.rejected_writes import RejectedWrites
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 from triton_pipelines.controllers.spec_metrics import SpecMetrics
@@ -140,6 +141,7 @@ def _build_monitors(
         specs=specs,
         failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
         options=config.render_options,
+        writes=RejectedWrites(_utc_now, REJECTED),
     )
     return latency_monitor, monitoring_objects
 

@@ -328,10 +328,10 @@ class Operator:
         self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
     ) -> None:
         self.metrics.observe_reconcile(result=outcome, seconds=seconds, waited=waited)
-        if error is not None:
-            log = _log.bind(
-                namespace=key[0], pipeline=key[1], result=outcome, failures=self.queue.failures(key)
-            )
+        failures = self.queue.failures(key)
+        # Users decide how often events repeat a failure: of many in a row, ever fewer are logged.
+        if error is not None and failures & (failures - 1) == 0:
+            log = _log.bind(namespace=key[0], pipeline=key[1], result=outcome, failures=failures)
             if isinstance(error, ClusterError):
                 log.warning("reconcile failed", error=str(error))
             else:

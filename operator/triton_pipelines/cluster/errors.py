@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from triton_pipelines.cluster.sent_secrets import redactor_of, safe_message
+
+# Causes that are kept of an error, and characters of each other text.
+_CAUSES_MAX: Final = 100
+_TEXT_MAX: Final = 256
 
 
 class ClusterError(Exception):
@@ -17,7 +23,7 @@ class ClusterError(Exception):
         status: HTTP status; 0 if no complete answer arrived.
         reason: the API's machine-readable reason (``AlreadyExists``), or the client's own
             (``Timeout``, ``ConnectFailed``).
-        message: the API server's message, for people.
+        message: the API server's message, for people; shortened and without credentials.
         retry_after: seconds after which the server asked to retry, if it did.
         causes: the details' causes, in the server's order.
         object_name: the object that the details name; empty if they name none.
@@ -162,7 +168,7 @@ _UNTYPED = "failed to create typed patch object"
 
 
 def from_response(
-    status: int, reason_phrase: str, body: Any, retry_after: str | None
+    status: int, reason_phrase: str, body: Any, retry_after: str | None, sent: Any = None
 ) -> ClusterError:
     """Return the error for an HTTP response.
 
@@ -173,6 +179,7 @@ def from_response(
         body: parsed JSON body, or None.
         retry_after: the ``Retry-After`` header in seconds; dates are ignored, as the API server
             never sends them.
+        sent: the object that was sent; messages may repeat parts of it.
     """
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 or status < 400 else ClusterError)
     content: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
@@ -180,13 +187,14 @@ def from_response(
         kind = Invalid
     given = content.get("details")
     details: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    redact = redactor_of(sent)
     causes = tuple(
         Cause(
-            field=str(cause.get("field", "")),
-            message=str(cause.get("message", "")),
-            reason=str(cause.get("reason", "")),
+            field=str(cause.get("field", ""))[:_TEXT_MAX],
+            message=safe_message(str(cause.get("message", "")), redact),
+            reason=str(cause.get("reason", ""))[:_TEXT_MAX],
         )
-        for cause in (details.get("causes") or ())
+        for cause in list(details.get("causes") or ())[:_CAUSES_MAX]
         if isinstance(cause, Mapping)
     )
     if kind is Forbidden and any(cause.reason == _NAMESPACE_TERMINATING for cause in causes):
@@ -196,10 +204,11 @@ def from_response(
     seconds: float | None = None
     if retry_after is not None and retry_after.strip().isdigit():
         seconds = float(retry_after)
+    message = str(content.get("message") or f"the API server returned {status} {reason_phrase}")
     return kind(
         status,
-        str(content.get("reason") or reason_phrase or "Unknown"),
-        str(content.get("message") or f"the API server returned {status} {reason_phrase}"),
+        str(content.get("reason") or reason_phrase or "Unknown")[:_TEXT_MAX],
+        safe_message(message, redact),
         retry_after=seconds,
         causes=causes,
         object_name=str(details.get("name") or ""),

@@ -11,6 +11,7 @@ from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.resources import EVENTS
+from triton_pipelines.redaction import redact_url
 
 EventType = Literal["Normal", "Warning"]
 # Limits of the API (k8s.io/kubernetes/pkg/apis/core/validation/events.go).
@@ -37,7 +38,7 @@ def event_object(
         type: Normal or Warning.
         reason: why, machine-readable, at most 128 characters (``RolloutStarted``).
         action: what was attempted, machine-readable, at most 128 characters (``Apply``).
-        note: for people; cut at 1024 bytes.
+        note: for people; credentials in URLs are masked, and it is cut at 1024 bytes.
         instance: the reporting process, usually the pod's name.
         now: the moment, timezone-aware.
         name: of the event; by default the object's name and a random part.
@@ -61,7 +62,7 @@ def event_object(
         "type": type,
         "reason": reason[:128],
         "action": action[:128],
-        "note": cut_utf8(note, NOTE_LIMIT_BYTES),
+        "note": cut_utf8(redact_url(note), NOTE_LIMIT_BYTES),
         "regarding": {key: value for key, value in reference.items() if value},
         "reportingController": _CONTROLLER,
         "reportingInstance": instance[:128],

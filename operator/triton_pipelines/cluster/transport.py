@@ -46,6 +46,8 @@ STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 # and the escapes of JSON.
 MAX_RESPONSE_BYTES: Final = 64 * 1024**2
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
+# An attempt that took so long (seconds) used up the time of its call, as when a webhook hangs.
+_LONG_SECONDS: Final = 5.0
 
 
 # Characters of JSON strings that YAML excludes, or reads as a line break. Texts of pods have them.
@@ -167,7 +169,7 @@ class Transport:
         """
         target = f"{path}?{urlencode(query)}" if query else path
         renewed = False
-        attempt = 0
+        attempt, started = 0, time.perf_counter()
         while True:
             attempt += 1
             try:
@@ -176,6 +178,7 @@ class Transport:
                     # The last step before sending: the login may have taken a while.
                     if method != "GET" and not self.may_write():
                         raise NotLeading
+                    started = time.perf_counter()
                     return await self._attempt(
                         session, verb, method, resource, target, body, content_type, accept, user
                     )
@@ -185,15 +188,22 @@ class Transport:
                 renewed = True
                 await self._renew(session)
             except (TooMany, Unavailable) as error:
-                delay = self._delay(error, attempt, repeatable)
+                seconds = time.perf_counter() - started
+                delay = self._delay(error, attempt, repeatable, seconds)
                 if delay is None:
                     raise
                 await self.sleep(delay)
 
-    def _delay(self, error: ClusterError, attempt: int, repeatable: bool) -> float | None:
+    def _delay(
+        self, error: ClusterError, attempt: int, repeatable: bool, seconds: float
+    ) -> float | None:
         """Return the seconds until the next attempt; None if the error is raised."""
-        # A call that timed out used up its time: the caller's own back-off decides.
-        if attempt >= self.options.attempts or error.reason == "Timeout":
+        # After an attempt that took long, the caller's own back-off decides.
+        if (
+            attempt >= self.options.attempts
+            or error.reason == "Timeout"
+            or seconds >= _LONG_SECONDS
+        ):
             return None
         # A 429 was not processed, and without a connection nothing was sent: both may be repeated,
         # creates included.
@@ -255,7 +265,7 @@ class Transport:
             )
         parsed = _parse(raw)
         if not 200 <= status < 300:
-            raise from_response(status, reason, parsed, retry_after)
+            raise from_response(status, reason, parsed, retry_after, body)
         return _as_object(parsed, status, f"{method} {target}")
 
     async def _exchange(

@@ -5,7 +5,8 @@ Guarantees:
 - a key that is added several times before it runs, runs once;
 - a key added while it is running runs once more afterwards, and never twice at the same time;
 - at most ``workers`` keys run at a time, in turn over namespaces, urgent keys of each first; one
-  namespace leaves a quarter of the workers (rounded down) to others;
+  namespace leaves a quarter of the workers (rounded down) to others, and so do all namespaces
+  together in which a run took long;
 - a key whose last run used much CPU time is delayed by a multiple of that time;
 - a failed key is retried after an exponential, jittered back-off that depends on the class of its
   error; a success resets it;
@@ -47,6 +48,10 @@ REST_FACTOR: Final = 10.0
 # One worker of so many is not for keys of a namespace that occupies the others: its writes may each
 # take as long as the time-out of a request.
 WORKERS_PER_RESERVED: Final = 4
+# A run takes long from this time (seconds) on, as when a webhook delays each write of a namespace,
+# and its namespace counts as slow for so long (seconds) afterwards.
+SLOW_SECONDS: Final = 5.0
+SLOW_MEMORY_SECONDS: Final = 300.0
 # Delays of at least this many seconds may take this much (seconds) longer, so that keys become due
 # together: a call over gRPC takes 0.3 ms of CPU time if 16 start together, and 0.8 ms if the
 # process wakes up for each (measured on a busy machine).
@@ -145,6 +150,8 @@ class WorkQueue:
     """Keys whose last run used much CPU, with the earliest time of the next one."""
     _running: dict[Key, float] = field(default_factory=dict, init=False)
     """Running keys, with the time of their start."""
+    _slow: dict[str, float] = field(default_factory=dict, init=False)
+    """Slow namespaces, with the time of the end of their last long run."""
     _dirty: dict[Key, float] = field(default_factory=dict, init=False)
     """Keys added while running, with the time of the add."""
     _due: dict[Key, float] = field(default_factory=dict, init=False)
@@ -286,10 +293,20 @@ class WorkQueue:
             )
 
     def _full_namespaces(self) -> set[str]:
-        """Return the namespaces that occupy as many workers as they may."""
+        """Return the namespaces that occupy as many workers as they may, alone or together."""
         running = Counter(namespace for namespace, _ in self._running)
         limit = self.workers - self.workers // WORKERS_PER_RESERVED
-        return {namespace for namespace, count in running.items() if count >= limit}
+        full = {namespace for namespace, count in running.items() if count >= limit}
+        slow = self._slow_namespaces()
+        return full | slow if sum(running[namespace] for namespace in slow) >= limit else full
+
+    def _slow_namespaces(self) -> set[str]:
+        """Return the namespaces in which a run takes long, or took long lately."""
+        now = asyncio.get_running_loop().time()
+        lately = now - SLOW_MEMORY_SECONDS
+        self._slow = {name: ended for name, ended in self._slow.items() if ended > lately}
+        hanging = {key[0] for key, since in self._running.items() if now - since >= SLOW_SECONDS}
+        return hanging | self._slow.keys()
 
     async def _run_key(self, key: Key, waited: float) -> None:
         loop = asyncio.get_running_loop()
@@ -317,6 +334,8 @@ class WorkQueue:
             # The only place where a key stops running, whatever happened; else it would never run
             # again.
             self._running.pop(key, None)
+            if loop.time() - started >= SLOW_SECONDS:
+                self._slow[key[0]] = loop.time()
             if key in self._dirty:
                 self._make_due(key, self._dirty.pop(key))
         if error is not None:

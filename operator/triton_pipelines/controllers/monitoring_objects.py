@@ -8,8 +8,9 @@ because of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
@@ -38,6 +39,7 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 from triton_pipelines.cluster.store import Key, Store, key_of
+from triton_pipelines.cluster.work_queue import Backoff
 from triton_pipelines.compile.graph.acting_account import acting_account
 from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.render.monitoring import (
@@ -48,6 +50,7 @@ from triton_pipelines.compile.render.monitoring import (
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.pipeline.child_conflicts import digest_of
 from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.owner_references import (
     FormerChild,
@@ -55,10 +58,18 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     check_owner,
     owned,
 )
+from triton_pipelines.controllers.rejected_writes import Attempt, RejectedWrites
 from triton_pipelines.controllers.unmanaged import is_unmanaged
+from triton_pipelines.pod_calls import NamespaceSlots, PendingCalls
 
 # Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0
+# How long (seconds) a round waits for its writes. Slower ones go on during the next rounds.
+PATIENCE_SECONDS: Final = 5.0
+# Pipelines that are handled concurrently, one in each namespace: each may send a request.
+SLOTS: Final = 8
+# Back-off of a rejected object (:class:`RejectedWrites`).
+REJECTED: Final = Backoff("monitoring", 60.0, 1200.0)
 KIND: Final = "Monitoring"
 """Label of failures."""
 _log = structlog.get_logger(__name__)
@@ -123,33 +134,60 @@ class MonitoringObjects:
     """Counts and logs unexpected errors."""
     options: Options
     """The operator's options; they say in whose name objects are written."""
+    writes: RejectedWrites
+    """Writes that are not repeated yet."""
     round_seconds: float = ROUND_SECONDS
     """Time between two rounds."""
+    _calls: PendingCalls[str, None] = field(
+        default_factory=lambda: PendingCalls(PATIENCE_SECONDS), init=False
+    )
+    """By namespace."""
+    _slots: NamespaceSlots = field(default_factory=lambda: NamespaceSlots(SLOTS, 1), init=False)
 
     async def run(self) -> None:
         """Repeat rounds forever; a failed round is reported, and the next one tries again."""
-        while True:
-            try:
-                await self.round()
-            except Exception as error:
-                await self.failures.report(NO_PIPELINE, KIND, error)
-            await asyncio.sleep(self.round_seconds)
+        try:
+            while True:
+                try:
+                    await self.round()
+                except Exception as error:
+                    await self.failures.report(NO_PIPELINE, KIND, error)
+                await asyncio.sleep(self.round_seconds)
+        finally:
+            self._calls.cancel()
 
     async def round(self) -> None:
         """Bring the objects of every pipeline to the desired state once.
 
-        A failure in one pipeline does not affect others.
+        A failure in one pipeline does not affect others, and slow writes in one namespace do not
+        delay other namespaces.
         """
         served = {kind.field: await self._list(kind.resource) for kind in KINDS}
         pipelines = set(self.store.pipelines())
         published = self.handover.monitoring
         for key in published.keys() - pipelines:
             del published[key]
+            self.writes.forget(key)
         self.specs.keep(pipelines)
         self.failures.keep(pipelines)
+        by_namespace: dict[str, list[Key]] = {}
         for key in pipelines:
+            by_namespace.setdefault(key[0], []).append(key)
+        await self._calls.results(
+            {
+                namespace: partial(self._reconcile_namespace, keys, served)
+                for namespace, keys in by_namespace.items()
+            }
+        )
+
+    async def _reconcile_namespace(
+        self, keys: Sequence[Key], served: Mapping[str, Mapping[Key, Object] | str]
+    ) -> None:
+        """Handle the pipelines of one namespace, one after another."""
+        for key in keys:
             try:
-                await self._reconcile_all(key, served)
+                async with self._slots.hold(key[0]):
+                    await self._reconcile_all(key, served)
             except Exception as error:
                 await self.failures.report(key, KIND, error)
 
@@ -164,8 +202,9 @@ class MonitoringObjects:
         if pipeline is None:
             return
         findings: list[Finding] = []
+        attempt = self.writes.of(key, raw)
         for kind in KINDS:
-            findings += await self._reconcile(kind, pipeline, key, served[kind.field])
+            findings += await self._reconcile(kind, pipeline, key, served[kind.field], attempt)
         before = published.get(key)
         if before is None:
             # In the first round the status may still have findings of an earlier process.
@@ -204,6 +243,7 @@ class MonitoringObjects:
         pipeline: InferencePipeline,
         key: Key,
         served: Mapping[Key, Object] | str,
+        attempt: Attempt,
     ) -> list[Finding]:
         """Apply or delete one object.
 
@@ -212,6 +252,7 @@ class MonitoringObjects:
             pipeline: The pipeline with its effective spec.
             key: The pipeline's key.
             served: Existing objects of the kind, or why they are unknown.
+            attempt: Returns the context of one write.
 
         Returns:
             What the status has to report about it.
@@ -221,7 +262,7 @@ class MonitoringObjects:
             is_required = presence is Presence.ENABLED
             return [_not_applied(kind, served)] if is_required else []
         try:
-            await self._apply_or_delete(kind, pipeline, presence, served.get(key))
+            await self._apply_or_delete(kind, pipeline, presence, served.get(key), attempt)
         except Conflict:
             return []  # it changed meanwhile: the next round sees it
         except NamespaceTerminating:
@@ -246,17 +287,22 @@ class MonitoringObjects:
         pipeline: InferencePipeline,
         presence: Presence,
         known: Object | None,
+        attempt: Attempt,
     ) -> None:
         uid, writer = str(pipeline.metadata.uid), self._writer(pipeline)
         is_automatic = presence is Presence.AUTO and kind.field in self.automatic
         if presence is Presence.ENABLED or is_automatic:
-            await self._apply(kind, kind.render(pipeline, self.settings), known, uid, writer)
+            item = kind.render(pipeline, self.settings)
+            if needs_apply(known, item, names.MANAGER_CHILDREN):
+                with attempt(("apply", kind.resource.kind, pipeline.name), digest_of(item)):
+                    await self._apply(kind, item, known, uid, writer)
         elif known is not None and owned(known, uid):
             namespace, name = key_of(known)
-            async with writer.explaining(kind.resource, name):
-                await writer.client.delete(
-                    kind.resource, namespace, name, uid=known["metadata"]["uid"]
-                )
+            with attempt(("delete", kind.resource.kind, name), known["metadata"]["uid"]):
+                async with writer.explaining(kind.resource, name):
+                    await writer.client.delete(
+                        kind.resource, namespace, name, uid=known["metadata"]["uid"]
+                    )
             await _log.ainfo("deleted", kind=kind.resource.kind, namespace=namespace, object=name)
 
     def _writer(self, pipeline: InferencePipeline) -> Writer:
@@ -271,8 +317,6 @@ class MonitoringObjects:
         uid: str,
         writer: Writer,
     ) -> None:
-        if not needs_apply(known, item, names.MANAGER_CHILDREN):
-            return
         namespace, name = key_of(item)
         async with writer.explaining(kind.resource, name):
             if known is not None or await apply_new(writer.client, item) is None:

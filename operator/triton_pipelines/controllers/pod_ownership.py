@@ -41,6 +41,10 @@ class ReplicaSetOwner:
     """Its label pod-template-hash, which its pods have, too."""
     at: float
     """When it was read (Unix seconds)."""
+    reread_seconds: float
+    """How long afterwards it is read again if it is not one of the pipeline's."""
+    deployments: frozenset[str] = frozenset()
+    """Uids of the pipeline's Deployments at that time. A new one may adopt it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,7 @@ def unknown_replica_sets(
     These are the controllers that pods name whose own controller is not known to be a Deployment of
     the pipeline. A Deployment names its ReplicaSets after itself; others are not worth a request.
     """
-    deployments = {
-        uid: item["metadata"]["name"]
-        for uid, item in _workloads(store, key).items()
-        if item["kind"] == DEPLOYMENTS.kind
-    }
+    deployments = own_deployments(store, key)
     found: dict[str, str] = {}
     for pod in store.children(PODS, key):
         controller = controller_of(pod, REPLICA_SETS)
@@ -102,6 +102,15 @@ def unknown_replica_sets(
         if is_named_so and _NAME.fullmatch(name):
             found[uid] = name
     return found
+
+
+def own_deployments(store: Store, key: Key) -> dict[str, str]:
+    """Return uid → name of the Deployments that the pipeline owns."""
+    return {
+        uid: item["metadata"]["name"]
+        for uid, item in _workloads(store, key).items()
+        if item["kind"] == DEPLOYMENTS.kind
+    }
 
 
 def named_replica_sets(store: Store, key: Key) -> set[str]:

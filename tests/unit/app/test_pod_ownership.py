@@ -231,6 +231,51 @@ async def test_forged_owner_references_cause_a_bounded_number_of_requests(place:
     assert len(client.asked) == READS_MAX
 
 
+async def test_forged_owner_references_cost_fewer_and_fewer_requests(place: Place) -> None:
+    """Half of the ReplicaSets do not exist, and half belong to others."""
+    store, _, made, pod = place
+    others = []
+    for number in range(READS_MAX):
+        name = f"sentiment-{number}"
+        owner = reference(name=name, uid=f"rs-{number}")
+        metadata = pod["metadata"] | {"name": f"pod-{number}", "uid": f"{number}"}
+        store.put(PODS, {**pod, "metadata": metadata | {"ownerReferences": [owner]}})
+        if number % 2:
+            foreign = {**made["metadata"], "name": name, "uid": f"rs-{number}"}
+            others.append({**made, "metadata": foreign | {"ownerReferences": [reference()]}})
+    client, elapsed = CountingClient(*others), 0.0
+    subject = reconciler_of(client, store, clock=lambda: START + dt.timedelta(seconds=elapsed))
+    while elapsed < 3600:
+        result = await subject.reconcile(KEY)
+        assert result.requeue_after is not None
+        elapsed += min(result.requeue_after, 10.0)
+    assert 5 * READS_MAX <= len(client.asked) <= 10 * READS_MAX
+
+
+async def test_a_replica_set_is_read_again_once_the_pipeline_has_a_new_deployment(
+    place: Place,
+) -> None:
+    store, deployment, made, pod = place
+    made["metadata"]["ownerReferences"] = []
+    client, elapsed = CountingClient(made), 0.0
+    subject = reconciler_of(
+        client, store, prober=answers, clock=lambda: START + dt.timedelta(seconds=elapsed)
+    )
+    store.put(PODS, pod)
+    while elapsed < 3600:
+        await subject.reconcile(KEY)
+        elapsed += 10.0
+    adopting = copy.deepcopy(store.get(DEPLOYMENTS, *KEY) or deployment)
+    adopting["metadata"] |= {"uid": "new", "resourceVersion": "999"}
+    made["metadata"]["ownerReferences"] = ownership.controlled_by(adopting)
+    store.put(DEPLOYMENTS, adopting)
+    before = len(client.asked)
+    await subject.reconcile(KEY)
+    assert len(client.asked) == before + 1
+    (known,) = subject.handover.replica_sets[KEY].values()
+    assert known.deployment == "new"
+
+
 async def test_without_the_right_to_read_replica_sets_nothing_is_decided(place: Place) -> None:
     store, _, _, pod = place
     store.put(PODS, pod)

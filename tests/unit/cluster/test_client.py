@@ -12,6 +12,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from tests.support.messages import Messages
+from triton_pipelines.cluster import transport
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import (
     Conflict,
@@ -411,3 +412,23 @@ def test_resource_of_an_object() -> None:
     assert found is INFERENCE_PIPELINES
     with pytest.raises(LookupError, match="Gadget"):
         resource_of({"apiVersion": "x/v1", "kind": "Gadget"})
+
+
+async def test_an_error_does_not_repeat_the_secret_that_was_sent(
+    script: Script, client: Client
+) -> None:
+    secret = {**CONFIG_MAP, "kind": "Secret", "stringData": {"admin-key": "k3y-of-triton"}}
+    script.answers = [status(403, "Forbidden", "webhook: k3y-of-triton is too short")]
+    with pytest.raises(Forbidden, match=r"webhook: \*\*\* is too short"):
+        await client.apply(secret)
+
+
+async def test_an_attempt_that_took_long_is_not_repeated(
+    script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A webhook that hangs would keep its caller busy several times as long."""
+    monkeypatch.setattr(transport, "_LONG_SECONDS", 0.0)
+    script.answers = [status(500, "InternalError", "failed calling webhook")] * 2
+    with pytest.raises(Unavailable, match="failed calling webhook"):
+        await client.apply(CONFIG_MAP)
+    assert len(script.seen) == 1

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import World
+from triton_pipelines.cluster.work_queue import Key, Result, WorkQueue
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.pipeline import background_compiler, effective_spec
-from triton_pipelines.controllers.pipeline.background_compiler import THREADS, BackgroundCompiler
+from triton_pipelines.controllers.pipeline.background_compiler import (
+    THREADS,
+    BackgroundCompiler,
+    CompilationPending,
+)
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
-from triton_pipelines.controllers.pipeline.effective_spec import Resolver
+from triton_pipelines.controllers.pipeline.effective_spec import ParsedSpec, Resolver
 from triton_pipelines.controllers.pipeline.policies import last_good_spec
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import compile_last_good
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -41,17 +46,39 @@ async def compiled_by(compiler: BackgroundCompiler, raw: dict[str, Any]) -> Any:
     return await compiler.compile(KEY, spec, snapshot_of(raw))
 
 
-async def compilations(
-    compiler: BackgroundCompiler, namespace: str, count: int
-) -> list[asyncio.Task[Any]]:
-    """Start to compile this many large specs of a namespace."""
-    raws = [large_document(800 + number) for number in range(count)]
-    keys = [(namespace, f"p{number}") for number in range(count)]
-    specs = [await compiler.read(key, raw) for key, raw in zip(keys, raws, strict=True)]
-    return [
-        asyncio.create_task(compiler.compile(key, spec, snapshot_of(raw)))
-        for key, spec, raw in zip(keys, specs, raws, strict=True)
-    ]
+T = TypeVar("T")
+
+
+async def once_free(due: asyncio.Event, call: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a call, repeated whenever it may find a free thread."""
+    while True:
+        due.clear()
+        try:
+            return await call()
+        except CompilationPending:
+            await due.wait()
+
+
+class Compilations:
+    """Compiles each spec as soon as a thread is free for it."""
+
+    def __init__(self) -> None:
+        self.compiler = BackgroundCompiler(Resolver(OPTIONS), lambda key: self.due[key].set())
+        self.due: dict[Key, asyncio.Event] = {}
+
+    async def start(self, namespace: str, count: int) -> list[asyncio.Task[Any]]:
+        """Start to compile this many large specs of a namespace."""
+        raws = [large_document(800 + number) for number in range(count)]
+        keys = [(namespace, f"p{number}") for number in range(count)]
+        specs = [await self.compiler.read(key, raw) for key, raw in zip(keys, raws, strict=True)]
+        return [
+            asyncio.create_task(self._compile(key, spec, raw))
+            for key, spec, raw in zip(keys, specs, raws, strict=True)
+        ]
+
+    async def _compile(self, key: Key, spec: ParsedSpec, raw: dict[str, Any]) -> Any:
+        due = self.due[key] = asyncio.Event()
+        return await once_free(due, lambda: self.compiler.compile(key, spec, snapshot_of(raw)))
 
 
 @pytest.fixture
@@ -167,7 +194,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 async def test_a_spec_over_its_budget_has_a_finding_and_delays_no_other(
     slow: Slow, messages: Messages
 ) -> None:
-    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    due = asyncio.Event()
+    compiler = BackgroundCompiler(Resolver(OPTIONS), lambda _: due.set())
     raw = large_document()
     spec = await compiler.read(KEY, raw)
     compiler.budget_seconds = 0.05
@@ -188,7 +216,7 @@ async def test_a_spec_over_its_budget_has_a_finding_and_delays_no_other(
     assert await compiler.compile(KEY, spec, snapshot_of(raw)) != []
     assert slow.calls == 1
     changed = large_document(801)
-    spec = await compiler.read(KEY, changed)
+    spec = await once_free(due, lambda: compiler.read(KEY, changed))
     assert isinstance(await compiler.compile(KEY, spec, snapshot_of(changed)), CompiledPipeline)
 
 
@@ -197,8 +225,8 @@ async def test_a_last_good_spec_over_its_budget_stays_off_the_event_loop(
     stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of it is in a ConfigMap, which anyone may have edited."""
-    snapshot = with_last_good()
-    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    snapshot, due = with_last_good(), asyncio.Event()
+    compiler = BackgroundCompiler(Resolver(OPTIONS), lambda _: due.set())
     found = await compiled_by(compiler, snapshot.pipeline)
 
     def over_budget(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,13 +249,13 @@ async def test_a_last_good_spec_over_its_budget_stays_off_the_event_loop(
         monkeypatch.setattr(effective_spec, "compile_parsed", slow_compile)
     compiler.budget_seconds = 0.05
     for _ in range(2):
-        await compiler.compile_last_good(KEY, snapshot, found)
+        await once_free(due, lambda: compiler.compile_last_good(KEY, snapshot, found))
         assert compile_last_good(snapshot, compiler.resolver.resolve) is None
 
 
 async def test_slow_specs_of_one_namespace_occupy_one_thread(slow: Slow) -> None:
-    compiler = BackgroundCompiler(Resolver(OPTIONS))
-    tasks = await compilations(compiler, "hostile", 2 * THREADS)
+    compilations = Compilations()
+    compiler, tasks = compilations.compiler, await compilations.start("hostile", 2 * THREADS)
     await asyncio.to_thread(slow.started.wait, 30)
     slow.pass_others()
     raw = large_document(900)
@@ -240,12 +268,41 @@ async def test_slow_specs_of_one_namespace_occupy_one_thread(slow: Slow) -> None
 
 async def test_waiting_for_a_thread_is_not_charged(slow: Slow) -> None:
     """Valid specs that wait for each other are not over their budget."""
-    compiler = BackgroundCompiler(Resolver(OPTIONS))
-    compiler.budget_seconds = 5.0
-    tasks = await compilations(compiler, "nlp", 3)
+    compilations = Compilations()
+    compilations.compiler.budget_seconds = 5.0
+    tasks = await compilations.start("nlp", 3)
     await asyncio.to_thread(slow.started.wait, 30)
     slow.end()
     assert all(isinstance(made, CompiledPipeline) for made in await asyncio.gather(*tasks))
+
+
+async def test_a_reserved_thread_that_is_not_needed_is_released(slow: Slow) -> None:
+    """The pipeline was deleted, or its spec has become small."""
+    due = list[Key]()
+    compiler = BackgroundCompiler(Resolver(OPTIONS), due.append)
+    keys = [("nlp", name) for name in ("first", "deleted", "small", "last")]
+    raws = {key: large_document(800 + number) for number, key in enumerate(keys)}
+    specs = {key: await compiler.read(key, raws[key]) for key in keys}
+
+    async def compiled(key: Key) -> Any:
+        compiler.take_cpu_seconds(key)  # as at the end of an iteration
+        return await compiler.compile(key, specs[key], snapshot_of(raws[key]))
+
+    first = asyncio.create_task(compiled(keys[0]))
+    await asyncio.to_thread(slow.started.wait, 30)
+    for key in keys[1:]:
+        with pytest.raises(CompilationPending):
+            await compiled(key)
+    slow.end()
+    assert isinstance(await first, CompiledPipeline)
+    assert due == keys[1:2]
+    with pytest.raises(CompilationPending):
+        await compiled(keys[2])
+    compiler.forget(keys[1])
+    assert due == keys[1:3]
+    compiler.end_iteration(keys[2])
+    assert due == keys[1:4]
+    assert isinstance(await compiled(keys[3]), CompiledPipeline)
 
 
 async def test_the_event_loop_runs_while_a_large_spec_is_compiled() -> None:
@@ -257,3 +314,60 @@ async def test_the_event_loop_runs_while_a_large_spec_is_compiled() -> None:
         turns += 1
     assert isinstance(await task, CompiledPipeline)
     assert turns > 10
+
+
+NAMESPACES = 20
+EACH = 5
+
+
+async def test_expensive_specs_of_many_namespaces_leave_workers_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They wait for threads, and their namespaces take turns."""
+    release, order = threading.Event(), list[Key]()
+    compile_parsed = background_compiler.compile_parsed
+
+    def blocked(*arguments: Any) -> Any:
+        assert release.wait(60)
+        return compile_parsed(*arguments)
+
+    monkeypatch.setattr(background_compiler, "compile_parsed", blocked)
+    large, small = large_document(), builders.document()
+
+    async def work(key: Key) -> Result:
+        raw = small if key == KEY else large
+        raw = {**raw, "metadata": {**raw["metadata"], "namespace": key[0], "name": key[1]}}
+        try:
+            spec = await compiler.read(key, raw)
+            await compiler.compile(key, spec, snapshot_of(raw))
+        except CompilationPending:
+            return Result()
+        finally:
+            compiler.end_iteration(key)
+        order.append(key)
+        changed.set()
+        return Result()
+
+    queue, changed = WorkQueue(work, workers=THREADS + 1), asyncio.Event()
+    compiler = BackgroundCompiler(Resolver(OPTIONS), queue.add)
+    running = asyncio.create_task(queue.run())
+    expensive = [
+        (f"n{number}", f"p{index}") for index in range(EACH) for number in range(NAMESPACES)
+    ]
+    for key in expensive:
+        queue.add(key)
+    async with asyncio.timeout(60):
+        while queue.in_work < THREADS or queue.depth:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0)
+        queue.add(KEY)
+        await changed.wait()
+        assert order == [KEY], "the others have not got any further"
+        release.set()
+        while len(order) <= len(expensive):
+            changed.clear()
+            await changed.wait()
+    queue.stop()
+    await running
+    assert sorted(order[1:]) == sorted(expensive)
+    first = {namespace for namespace, _ in order[1 : 1 + NAMESPACES]}
+    assert len(first) >= NAMESPACES - THREADS, "the namespaces take turns"

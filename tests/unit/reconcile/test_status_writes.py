@@ -7,6 +7,7 @@ that is deleted meanwhile.
 from __future__ import annotations
 
 import copy
+import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
 from tests.support.worldchecks import check_status
-from tests.support.worlds import World
+from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason, merge
 from triton_pipelines.cluster.client import Object
@@ -36,6 +37,7 @@ class Server(AcceptingClient):
         super().__init__()
         self.judge = judge
         self.version = 1
+        self.now = START
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
         self.statuses.append(obj["status"])
@@ -52,7 +54,7 @@ class Server(AcceptingClient):
 def reconciler(server: Server, store: Store) -> Reconciler:
     """The reconciler on a server and caches of the test's, without pods."""
     store.put(INFERENCE_PIPELINES, stored())
-    return reconciler_of(server, store)
+    return reconciler_of(server, store, clock=lambda: server.now)
 
 
 def full_only(status: Object) -> None:
@@ -80,7 +82,10 @@ async def test_a_rejected_status_is_reported_once_in_conditions_and_an_event() -
     (event,) = server.events
     assert (event["type"], event["reason"]) == ("Warning", "APIError")
     assert WORDS in event["note"]
-    # The next pass tries the whole status again, and has nothing new to tell of its failure.
+    # A later pass tries the whole status again, and has nothing new to tell of its failure.
+    await subject.reconcile(KEY)
+    assert len(server.statuses) == 2
+    server.now += dt.timedelta(minutes=1)
     await subject.reconcile(KEY)
     assert len(server.statuses) == 3
     assert len(server.events) == 1
@@ -94,6 +99,7 @@ async def test_a_server_that_takes_no_status_at_all_still_gets_one_event() -> No
     subject = reconciler(server, store)
     for _ in range(3):
         assert (await subject.reconcile(KEY)).outcome == "stalled"
+        server.now += dt.timedelta(minutes=1)
     assert len(server.events) == 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -440,6 +441,31 @@ async def test_a_namespace_with_slow_keys_leaves_workers_to_others() -> None:
     await run_for(queue, 10)
     assert recorder.starts(("other", "a")) == [1]
     assert sum(key[0] == "slow" for key, _, _ in recorder.spans) == 6
+
+
+@pytest.mark.looptime(start=0)
+async def test_slow_namespaces_together_leave_workers_to_others() -> None:
+    """Webhooks delay each write in many namespaces, and each key is retried soon."""
+    waits: list[float] = []
+    runs: Counter[str] = Counter()
+
+    async def work(key: Key) -> Result:
+        runs[key[0]] += 1
+        await asyncio.sleep(0.1 if key[0] == "other" else 40)
+        return Result(requeue_after=None if key[0] == "other" else 1.0)
+
+    def observe(key: Key, *, waited: float, **_: object) -> None:
+        if key[0] == "other":
+            waits.append(waited)
+
+    queue = WorkQueue(work, workers=8, observe=observe)
+    for number in range(100):
+        queue.add((f"slow-{number % 20}", str(number)))
+    for number in range(100):
+        asyncio.get_running_loop().call_at(150 + 10 * number, queue.add, ("other", str(number)))
+    await run_for(queue, 1200)
+    assert (len(waits), max(waits)) == (100, 0.0)
+    assert min(runs[f"slow-{number}"] for number in range(20)) >= 8, "they are reconciled as well"
 
 
 @pytest.mark.looptime(start=0)

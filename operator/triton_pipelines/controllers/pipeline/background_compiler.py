@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +32,75 @@ class OverBudgetError(Exception):
     """A spec takes more CPU time than its budget; its thread continues."""
 
 
+class CompilationPending(Exception):  # noqa: N818
+    """No thread is free; the pipeline is enqueued when one is."""
+
+
+@dataclass(slots=True)
+class _Places:
+    """Threads that are taken, one per namespace at most, and the pipelines that wait for one.
+
+    A pipeline that waits occupies no worker of the queue: its iteration ends. The next one has a
+    thread reserved.
+    """
+
+    enqueue: Callable[[Key], None]
+    """Makes a pipeline due."""
+    _taken: dict[str, Key | None] = field(default_factory=dict, init=False)
+    """By namespace, the pipeline for which a thread is reserved; ``None`` if the thread is used."""
+    _waiting: dict[str, dict[Key, None]] = field(default_factory=dict, init=False)
+    """By namespace, the next one first."""
+
+    def take(self, key: Key, *, has_begun: bool) -> None:
+        """Take a thread.
+
+        Args:
+            key: The pipeline.
+            has_begun: Whether it has used a thread before in this iteration, as to parse its spec.
+                It is then the next one to get a thread again.
+
+        Raises:
+            CompilationPending: None is free.
+        """
+        namespace = key[0]
+        is_free = namespace not in self._taken and len(self._taken) < THREADS
+        if is_free or self._taken.get(namespace) == key:
+            self._taken[namespace] = None
+            return
+        waiting = self._waiting.setdefault(namespace, {})
+        waiting[key] = None
+        if has_begun:
+            first = {namespace: {key: None, **waiting}}
+            self._waiting = {**first, **self._waiting, **first}
+        raise CompilationPending
+
+    def release(self, namespace: str) -> None:
+        """Release a thread, and reserve free ones for the pipelines that wait."""
+        del self._taken[namespace]
+        ready = [name for name in self._waiting if name not in self._taken]
+        for name in ready[: THREADS - len(self._taken)]:
+            waiting = self._waiting.pop(name)
+            key = next(iter(waiting))
+            del waiting[key]
+            if waiting:
+                self._waiting[name] = waiting
+            self._taken[name] = key
+            self.enqueue(key)
+
+    def give_back(self, key: Key) -> None:
+        """Release the thread that is reserved for a pipeline, if there is one."""
+        if self._taken.get(key[0]) == key:
+            self.release(key[0])
+
+    def forget(self, key: Key) -> None:
+        """Let a pipeline wait no longer."""
+        waiting = self._waiting.get(key[0], {})
+        waiting.pop(key, None)
+        if not waiting:
+            self._waiting.pop(key[0], None)
+        self.give_back(key)
+
+
 class _Job:
     """One call in a thread, with the CPU time that it takes."""
 
@@ -54,10 +122,15 @@ class _Job:
 
 @dataclass(slots=True)
 class BackgroundCompiler:
-    """Fills the resolver's cache from threads; its methods run on the event loop's thread."""
+    """Fills the resolver's cache from threads; its methods run on the event loop's thread.
+
+    Those that compile raise :class:`CompilationPending` while no thread is free.
+    """
 
     resolver: Resolver
     """Caches parsed and compiled specs."""
+    enqueue: Callable[[Key], None] = lambda _: None
+    """Makes a pipeline due when a thread is free for it."""
     budget_seconds: float = BUDGET_SECONDS
     """CPU time that the parsing or the compilation of one spec may take. Waiting does not count."""
     large_spec: int = LARGE_SPEC
@@ -65,15 +138,13 @@ class BackgroundCompiler:
     _executor: ThreadPoolExecutor = field(init=False)
     _rejected: dict[Key, object] = field(default_factory=dict, init=False)
     """The work of each pipeline that exceeded the budget. It is not tried again."""
-    _places: weakref.WeakValueDictionary[str, asyncio.Lock] = field(
-        default_factory=weakref.WeakValueDictionary, init=False
-    )
-    """One thread per namespace, so that no namespace occupies all of them."""
+    _places: _Places = field(init=False)
     _cpu_seconds: dict[Key, float] = field(default_factory=dict, init=False)
     """CPU time spent on each pipeline since it was last taken."""
 
     def __post_init__(self) -> None:
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="compile")
+        self._places = _Places(self.enqueue)
 
     async def read(self, key: Key, raw: Object) -> ParsedSpec:
         """Return the parsed spec of a raw pipeline; one over its budget has a finding."""
@@ -127,6 +198,10 @@ class BackgroundCompiler:
         if last is not None:
             await self.compile(key, await self.read(key, last.pipeline), last)
 
+    def end_iteration(self, key: Key) -> None:
+        """Release a thread that was reserved for an iteration which did not need it."""
+        self._places.give_back(key)
+
     def take_cpu_seconds(self, key: Key) -> float:
         """Return the CPU time spent on a pipeline since the last call."""
         return self._cpu_seconds.pop(key, 0.0)
@@ -134,6 +209,7 @@ class BackgroundCompiler:
     def forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline, also by the resolver."""
         self.resolver.forget(key)
+        self._places.forget(key)
         self._rejected.pop(key, None)
         self._cpu_seconds.pop(key, None)
 
@@ -142,17 +218,17 @@ class BackgroundCompiler:
 
         Raises:
             OverBudgetError: it has exceeded its budget, now or before.
+            CompilationPending: no thread is free.
         """
         if self._rejected.get(key) == work:
             raise OverBudgetError
         self._rejected.pop(key, None)
-        place = self._places.setdefault(key[0], asyncio.Lock())
-        await place.acquire()
+        self._places.take(key, has_begun=key in self._cpu_seconds)
         job = _Job(call)
         future = asyncio.get_running_loop().run_in_executor(self._executor, job)
 
         def end(_: object) -> None:
-            place.release()
+            self._places.release(key[0])
             if not future.cancelled():
                 future.exception()  # its waiter may have been canceled
 

@@ -55,7 +55,7 @@ class ChildConflicts:
             for item in items
             if (name := name_of(item)) in known
             and known[name].managers.correction_due_in(now) is not None
-            and known[name].digest == _digest(item)
+            and known[name].digest == digest_of(item)
         )
 
     def record(
@@ -80,7 +80,7 @@ class ChildConflicts:
             if name in children or one.managers.sequence_ends_in(now) is not None
         }
         for item in items:
-            name, digest = name_of(item), _digest(item)
+            name, digest = name_of(item), digest_of(item)
             last = before.get(name) or _Applied(digest)
             if name in before and last.digest == digest:
                 last = _corrected(last, children.get(name), item, now)
@@ -134,5 +134,6 @@ def name_of(item: Object) -> ChildName:
     return item["kind"], item["metadata"]["name"]
 
 
-def _digest(item: Object) -> bytes:
+def digest_of(item: Object) -> bytes:
+    """Return a hash of an object's content."""
     return hashlib.sha256(json.dumps(item, sort_keys=True).encode()).digest()[:16]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -35,8 +37,10 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.render.restricted_workload import unsafe_fields
+from triton_pipelines.controllers.rejected_writes import Attempt, WriteName
 
 from .actions import Resize
+from .child_conflicts import digest_of
 from .owner_references import FormerChild, NameTaken, UnsafeTemplate, check_owner
 from .snapshot import Object
 
@@ -58,6 +62,11 @@ _WORKLOADS: Final = (DEPLOYMENTS, JOBS)
 _log = structlog.get_logger(__name__)
 
 
+def _always(_write: WriteName, _content: object) -> AbstractContextManager[None]:
+    """Send every write."""
+    return contextlib.nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class ChildWriter:
     """Writes objects of one namespace. Errors of the API server are raised.
@@ -75,6 +84,8 @@ class ChildWriter:
     """The pipeline's namespace."""
     options: Options
     """What pods may contain."""
+    attempt: Attempt = _always
+    """Returns the context of one write."""
     applied: list[Object] = field(default_factory=list, init=False)
     """What has been applied, in order."""
 
@@ -90,15 +101,18 @@ class ChildWriter:
         if resource in _WORKLOADS:
             self._check_pods(item)
         known, since = self.store.get(resource, self.namespace, name), self.store.mark()
-        async with self.writer.explaining(resource, name):
-            applied = await apply_new(self.writer.client, item) if known is None else None
-            if applied is None:
-                known = known or await self._uncached(resource, item)
-                check_owner(known, item, uid)
-                since = self.store.mark()
-                # Only metadata of a Secret is known, so it is never replaced.
-                live = known if resource != SECRETS else None
-                applied = await apply_over(self.writer.client, item, live)
+        # An object that was deleted or replaced since its last rejection is written at once.
+        content = (known and known["metadata"].get("uid"), digest_of(item))
+        with self.attempt(("apply", resource.kind, name), content):
+            async with self.writer.explaining(resource, name):
+                applied = await apply_new(self.writer.client, item) if known is None else None
+                if applied is None:
+                    known = known or await self._uncached(resource, item)
+                    check_owner(known, item, uid)
+                    since = self.store.mark()
+                    # Only metadata of a Secret is known, so it is never replaced.
+                    live = known if resource != SECRETS else None
+                    applied = await apply_over(self.writer.client, item, live)
         if resource != SECRETS:
             self.store.put(resource, applied, since=since)
         self.applied.append(item)
@@ -171,8 +185,9 @@ class ChildWriter:
             uid: Its UID; empty for Secrets, which are never read.
         """
         try:
-            async with self.writer.explaining(resource, name):
-                await self.writer.client.delete(resource, self.namespace, name, uid=uid or None)
+            with self.attempt(("delete", resource.kind, name), uid):
+                async with self.writer.explaining(resource, name):
+                    await self.writer.client.delete(resource, self.namespace, name, uid=uid or None)
         except Conflict:
             return False
         _log.info("deleted", kind=resource.kind, object=name)

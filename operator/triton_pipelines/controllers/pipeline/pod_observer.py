@@ -19,10 +19,12 @@ from triton_pipelines.controllers.pod_ownership import (
     ReplicaSetOwner,
     controller_of,
     named_replica_sets,
+    own_deployments,
     owned_pods,
     unknown_replica_sets,
 )
 
+from .actions import soonest
 from .snapshot import LABEL_TEMPLATE_HASH, Pod, is_alive
 
 # Maximum number of ReplicaSets that one iteration reads: pods with forged owner references must not
@@ -30,9 +32,10 @@ from .snapshot import LABEL_TEMPLATE_HASH, Pod, is_alive
 READS_MAX: Final = 16
 # Seconds until the next iteration if some were not read in this one.
 NEXT_READ_SECONDS: Final = 1.0
-# A ReplicaSet that was not one of the pipeline's is read again after this long (seconds): a
-# Deployment that was recreated adopts those of its predecessor.
+# A ReplicaSet that was not one of the pipeline's is read again after this long (seconds), doubled
+# each time: a Deployment that was recreated adopts those of its predecessor.
 REREAD_SECONDS: Final = 10.0
+REREAD_SECONDS_MAX: Final = 640.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,9 @@ class PodObserver:
         unknown = unknown_replica_sets(self.store, known, key)
         if unknown.keys() - known.keys():
             return NEXT_READ_SECONDS
-        return REREAD_SECONDS if unknown else None
+        now = self.clock().timestamp()
+        due = [known[uid].at + known[uid].reread_seconds - now for uid in unknown]
+        return soonest(*(max(seconds, NEXT_READ_SECONDS) for seconds in due))
 
     def mark_deleted(self, key: Key, uid: str) -> None:
         """Remember that a pod was deleted until the watch reports it."""
@@ -100,25 +105,36 @@ class PodObserver:
         before = self.handover.replica_sets.get(key, {})
         known = {uid: owner for uid, owner in before.items() if uid in named}
         self.handover.replica_sets[key] = known
+        deployments = frozenset(own_deployments(self.store, key))
         due = [
             (uid, name)
             for uid, name in unknown_replica_sets(self.store, known, key).items()
-            if uid not in known or now - known[uid].at >= REREAD_SECONDS
+            if uid not in known
+            or now - known[uid].at >= known[uid].reread_seconds
+            or known[uid].deployments != deployments
         ]
         due.sort(key=lambda item: item[0] in known)  # those that were never read first
         for uid, name in due[:READS_MAX]:
-            known[uid] = await self._read(key[0], name, uid, now)
+            found = await self._read(key[0], name, uid, now)
+            last = known.get(uid)
+            if last is not None and last.deployments == deployments:
+                seconds = min(2 * last.reread_seconds, REREAD_SECONDS_MAX)
+                found = replace(found, reread_seconds=max(seconds, found.reread_seconds))
+            known[uid] = replace(found, deployments=deployments)
 
     async def _read(self, namespace: str, name: str, uid: str, now: float) -> ReplicaSetOwner:
+        # No ReplicaSet that is created later has this uid.
+        none = ReplicaSetOwner("", "", now, REREAD_SECONDS_MAX)
         try:
             metadata = (await self.client.get(REPLICA_SETS, namespace, name))["metadata"]
         except NotFound:
-            return ReplicaSetOwner("", "", now)
+            return none
         if metadata.get("uid") != uid:
-            return ReplicaSetOwner("", "", now)
+            return none
         controller = controller_of({"metadata": metadata}, DEPLOYMENTS)
         return ReplicaSetOwner(
             deployment=str(controller.get("uid") or ""),
             template_hash=str((metadata.get("labels") or {}).get(LABEL_TEMPLATE_HASH) or ""),
             at=now,
+            reread_seconds=REREAD_SECONDS,
         )

@@ -23,20 +23,18 @@ from triton_pipelines.cluster.errors import (
     NotFound,
 )
 from triton_pipelines.cluster.impersonation import Writer
-from triton_pipelines.cluster.resources import (
-    INFERENCE_PIPELINES,
-    PODS,
-)
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.rejected_writes import RejectedWrites
 from triton_pipelines.controllers.unmanaged import is_unmanaged
 
 from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
-from .background_compiler import BackgroundCompiler
+from .background_compiler import BackgroundCompiler, CompilationPending
 from .chain import Context
 from .child_conflicts import ChildConflicts, name_of
 from .child_writer import CHILD_RESOURCES, REJECTIONS, RESOURCE_OF_KIND, ChildWriter
@@ -99,6 +97,7 @@ class Reconciler:
     _images: ImageVolumes = field(init=False)
     _nodes: NodeList = field(init=False)
     _settled: SettledPipelines = field(init=False)
+    _writes: RejectedWrites = field(init=False)
     _conflicts: ChildConflicts = field(default_factory=ChildConflicts)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment or preflight is being applied right now."""
@@ -111,7 +110,7 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
-        self._compiler = BackgroundCompiler(self.resolver)
+        self._compiler = BackgroundCompiler(self.resolver, self.enqueue)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
         self._sources = ConfigMapSources(self.client)
         self._tls = TlsSecrets(self.client)
@@ -119,7 +118,8 @@ class Reconciler:
         self._nodes = NodeList(self.client, self.clock)
         self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue, self.release)
         self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
-        self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
+        writes = self._writes = RejectedWrites(self.clock)
+        self._status = StatusWriter(self.client, self.store, self.clock, self.instance, writes)
 
     async def reconcile(self, key: Key) -> Result:
         """Run one reconcile iteration.
@@ -131,6 +131,8 @@ class Reconciler:
         except ProbesPending:
             # The end of the probes enqueues the pipeline, the time is for the worst case.
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="probing")
+        except CompilationPending:
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="compiling")
         except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except NamespaceTerminating as error:
@@ -142,6 +144,7 @@ class Reconciler:
             return Result(outcome="terminating")
         finally:
             self._starting.discard(key)
+            self._compiler.end_iteration(key)
         self._terminating.discard(key)
         return replace(result, cpu_seconds=self._compiler.take_cpu_seconds(key))
 
@@ -184,12 +187,8 @@ class Reconciler:
         tls_after = self._tls.recheck_after(key, self.clock())
         known_after = soonest(tls_after, poll_after, correct_after)
         conflict_after = self._conflicts.recheck_after(key, self.clock())
-        rest = (
-            known_after,
-            self._pods.recheck_after(key),
-            conflict_after,
-            0.0 if has_unreported else None,
-        )
+        report_after = 0.0 if has_unreported else None
+        rest = (known_after, self._pods.recheck_after(key), conflict_after, report_after)
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
@@ -220,6 +219,7 @@ class Reconciler:
         self._accepted.pop(key, None)
         self._settled.forget(key)
         self._conflicts.forget(key)
+        self._writes.forget(key)
         self._rejections.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
@@ -340,7 +340,9 @@ class Reconciler:
 
     def _writer(self, key: Key, decided: Plan) -> ChildWriter:
         writer = Writer.of(self.client, key[0], decided.account)
-        return ChildWriter(self.client, writer, self.store, key[0], self.options)
+        pipeline = self.store.get(INFERENCE_PIPELINES, *key) or {"metadata": {}}
+        attempt = self._writes.of(key, pipeline)
+        return ChildWriter(self.client, writer, self.store, key[0], self.options, attempt)
 
     async def _create_optional_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a preflight and a tuning run need, and return whether that was rejected.

@@ -26,6 +26,7 @@ from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.compile.graph.example_request import public_shape, wire_type
 from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
+from triton_pipelines.redaction import redact_url
 
 from .foreign_status import LIST_KEYS, foreign_fields
 from .pod_problems import Problem
@@ -166,7 +167,7 @@ def compute(
         **live_fields(pipeline, graph, snapshot, desired, counts, diverged),
         "sources": _sources(graph, snapshot, desired),
         "warnings": [
-            {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}
+            {"path": item.path[:SHORT_MAX], "message": redact_url(item.message)[:MESSAGE_MAX]}
             for item in warnings[:WARNINGS_MAX]
         ],
     }

@@ -18,6 +18,7 @@ from triton_pipelines.cluster.events import event_object, post_event
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key
+from triton_pipelines.controllers.rejected_writes import RejectedWrites
 
 from . import status as statuses
 from .foreign_status import foreign_fields, removal
@@ -48,6 +49,8 @@ class StatusWriter:
     """Returns the current time in UTC."""
     instance: str
     """Name of this process in events."""
+    writes: RejectedWrites
+    """Writes that are not repeated yet."""
     _rejected: dict[Key, str] = field(default_factory=dict)
     """Messages of rejected status writes, as reported."""
     _removed: dict[Key, tuple[str, ...]] = field(default_factory=dict)
@@ -118,9 +121,19 @@ class StatusWriter:
         await _log.awarning("status overwritten repeatedly", managers=corrected.managers.managers)
         await self.post(pipeline, Event(True, STATUS_CONFLICT, "WriteStatus", note))
 
-    async def _put(self, pipeline: Object, status: Mapping[str, Any]) -> None:
+    async def _put(
+        self, pipeline: Object, status: Mapping[str, Any], verb: str = "apply status"
+    ) -> None:
+        """Write a status, unless the last one was rejected a moment ago, whatever it reported.
+
+        Args:
+            pipeline: The pipeline as observed.
+            status: The status.
+            verb: Distinguishes the report of a rejection from the rejected status.
+        """
         metadata = pipeline["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        attempt = self.writes.of((namespace, name), pipeline)
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
@@ -128,7 +141,8 @@ class StatusWriter:
         }
         since = self.store.mark()
         try:
-            applied = await self._apply({**body, "status": dict(status)}, pipeline)
+            with attempt((verb, names.KIND, name), None):
+                applied = await self._apply({**body, "status": dict(status)}, pipeline)
         except NotFound:
             # Whatever the caches hold: the pipeline does not exist, and no event may come to report
             # its deletion.
@@ -201,13 +215,16 @@ class StatusWriter:
             f"{error.message}; check that the CRD matches this operator's release"
         )
         key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
+        is_new = self._rejected.get(key) != text
         stalled = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
         if statuses.differs(snapshot.pipeline, stalled):
             try:
-                await self._put(snapshot.pipeline, stalled)
+                await self._put(snapshot.pipeline, stalled, "report rejection")
             except Invalid as second_error:
-                await _log.aerror("conditions of a status rejected", error=second_error.message)
-        if self._rejected.get(key) != text:
+                if is_new:
+                    message = second_error.message
+                    await _log.aerror("conditions of a status rejected", error=message)
+        if is_new:
             self._rejected[key] = text
             await _log.aerror("status rejected", error=error.message)
             await self.post(
