@@ -113,6 +113,19 @@ async def test_no_samples_of_a_namespace_are_lost_while_its_queries_are_rejected
     assert [one.at for one in found.pods["pod-evil"].scrapes] == times
 
 
+async def test_a_fault_of_the_server_is_not_blamed_on_its_namespaces(
+    stand: Stand, url: str
+) -> None:
+    scrape(stand, 995.0, 1000.0)
+    stand.before = lambda request, query: TOO_MANY if query.startswith("{__name__") else None
+    async with collector(url, stand) as made:
+        for one in (await made.collect(expected())).values():
+            failure(one)
+        stand.before = lambda request, query: None
+        for one in (await made.collect(expected())).values():
+            sample(one)
+
+
 async def test_a_native_histogram_is_the_problem_of_its_own_pod(stand: Stand, url: str) -> None:
     """It has the name and the labels of a counter of Triton, and no plain values."""
     scrape(stand, 995.0, 1000.0)

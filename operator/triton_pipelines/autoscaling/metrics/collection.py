@@ -19,6 +19,8 @@ from .scrape_history import PodKey
 
 REJECTED_SECONDS: Final = 30.0
 """How long a query that failed is not sent again."""
+REJECTIONS_MAX: Final = 64
+"""Rejected queries of a collection before the first success. After them, none is divided again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +168,13 @@ class CollectionQueries:
 
         Tenants choose how many series and samples their pods have. So a query that the server
         rejects, or whose result is too large, is repeated for half of its namespaces each, after
-        all others, until only the namespace at fault is left.
+        all others, until only the namespace at fault is left. That one is not queried again for a
+        short time. If no query succeeds, the server is at fault and not a namespace.
         """
-        oldest = self._monotonic() - REJECTED_SECONDS
+        now = self._monotonic()
+        oldest = now - REJECTED_SECONDS
         self._rejected = {key: one for key, one in self._rejected.items() if one[0] > oldest}
-        waiting = deque(plan.counter_queries)
+        waiting, rejected = deque(plan.counter_queries), dict[tuple[str, ...], tuple[float, str]]()
         while waiting:
             query = waiting.popleft()
             try:
@@ -183,10 +187,14 @@ class CollectionQueries:
                     failed = [pod for one in (query, *waiting) for pod in one.pods]
                     got.errors.update(dict.fromkeys(failed, str(error)))
                     return
-                if halves := query.halves():
+                rejected.setdefault(query.group.namespaces, (now, str(error)))
+                halves = query.halves()
+                if halves and (got.queried or len(rejected) < REJECTIONS_MAX):
                     waiting.extend(halves)
                 else:
                     got.errors.update(dict.fromkeys(query.pods, str(error)))
+        if got.queried:
+            self._rejected = rejected | self._rejected
 
     def _counters(
         self, query: CounterQuery, plan: CollectionPlan, got: CollectionResult, deadline: float
@@ -195,24 +203,19 @@ class CollectionQueries:
         namespaces = query.group.namespaces
         if namespaces in self._rejected:
             raise PrometheusError(self._rejected[namespaces][1])
-        try:
-            with _no_cycles():
-                answer = self._client.query(
-                    queries.counters(self._connection, query.group, query.seconds), deadline
-                )
-                expected = {pod: plan.models[pod] for pod in query.pods}
-                seen = query_results.counters(
-                    answer.kind,
-                    answer.result,
-                    self._connection.labels,
-                    expected,
-                    plan.addresses,
-                    plan.interval,
-                )
-        except PrometheusError as error:
-            if not error.final:
-                self._rejected[namespaces] = self._monotonic(), str(error)
-            raise
+        with _no_cycles():
+            answer = self._client.query(
+                queries.counters(self._connection, query.group, query.seconds), deadline
+            )
+            expected = {pod: plan.models[pod] for pod in query.pods}
+            seen = query_results.counters(
+                answer.kind,
+                answer.result,
+                self._connection.labels,
+                expected,
+                plan.addresses,
+                plan.interval,
+            )
         got.seen.update(seen)
         got.queried |= query.pods
         got.notes += [f"Prometheus warns: {one}" for one in answer.warnings if len(got.notes) < 3]
