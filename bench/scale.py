@@ -56,6 +56,7 @@ _GOAL_RATIO: Final = 1.3
 _GOAL_RESTART_SECONDS: Final = 15.0
 _GOAL_PIPELINES: Final = 1000
 _GOAL_PERCENT: Final = 5.0
+_GOAL_MEMORY_MIB: Final = 350.0
 _GOAL_GROWTH: Final = 1.2
 _GOAL_FAIRNESS_SECONDS: Final = 1.0
 
@@ -306,8 +307,10 @@ def _write(found: list[Figures]) -> None:
     stand_ins = ["pods: a gRPC endpoint each; Deployment controller, scheduler and kubelet"]
     ratios = [figures.create_cpu_ms / figures.bare_cpu_ms for figures in found]
     restarts = [figures.restart_seconds for figures in found]
-    # 600 ms per minute are a percent of a core.
-    idle = [figures.idle_ms() * 1000 / 600 for figures in found]
+    # 600 ms per minute are a percent of a core. What the process takes without pipelines would count
+    # ten times with a tenth of them, so only the largest number counts.
+    idle = [last.idle_ms() * 1000 / 600]
+    is_idle = idle[0] <= _GOAL_PERCENT and last.memory_mib <= _GOAL_MEMORY_MIB
     # The slowest of ten stands for the 99th percentile.
     delays = [max(figures.new_seconds_hung) - max(figures.new_seconds) for figures in found]
     no_writes = not any(figures.restart_writes for figures in found)
@@ -316,7 +319,7 @@ def _write(found: list[Figures]) -> None:
     results = {
         "O1": (ratios, "times", max(ratios) <= _GOAL_RATIO),
         "O2": (restarts, "s", no_writes and restart <= _GOAL_RESTART_SECONDS),
-        "O3": (idle, "percent of a core per 1 000 pipelines", max(idle) <= _GOAL_PERCENT),
+        "O3": (idle, "percent of a core per 1 000 pipelines", is_idle),
         "O4": ([created, growth], "times", max(created, growth) <= _GOAL_GROWTH),
         "O6": (delays, "s", max(delays) <= _GOAL_FAIRNESS_SECONDS),
     }
