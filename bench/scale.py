@@ -307,8 +307,8 @@ def _write(found: list[Figures]) -> None:
     stand_ins = ["pods: a gRPC endpoint each; Deployment controller, scheduler and kubelet"]
     ratios = [figures.create_cpu_ms / figures.bare_cpu_ms for figures in found]
     restarts = [figures.restart_seconds for figures in found]
-    # 600 ms per minute are a percent of a core. What the process takes without pipelines would count
-    # ten times with a tenth of them, so only the largest number counts.
+    # 600 ms per minute are a percent of a core. What the process takes without pipelines would
+    # count ten times with a tenth of them, so only the largest number counts.
     idle = [last.idle_ms() * 1000 / 600]
     is_idle = idle[0] <= _GOAL_PERCENT and last.memory_mib <= _GOAL_MEMORY_MIB
     # The slowest of ten stands for the 99th percentile.
