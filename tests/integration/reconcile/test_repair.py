@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,7 @@ async def test_what_is_edited_by_hand_is_repaired(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
-        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
-        await served(admin, namespace)
-        as_before = partial(are, admin, namespace, await children(admin, namespace))
+        _, as_before = await created(admin, namespace)
         for resource, body in EDITS:
             await patch(admin, resource, namespace, "p", body)
             await eventually(f"{resource.kind} is repaired after {body}", as_before)
@@ -144,9 +143,7 @@ async def test_what_is_deleted_by_hand_comes_back(
 ) -> None:
     """A pipeline without edits before: an object that needs many corrections has to wait."""
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
-        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
-        status = await served(admin, namespace)
-        as_before = partial(are, admin, namespace, await children(admin, namespace))
+        status, as_before = await created(admin, namespace)
         revision = names.revision_name("p", status["revision"])
         deleted = [
             (resource, "p")
@@ -167,6 +164,13 @@ async def test_what_is_deleted_by_hand_comes_back(
         await served(admin, namespace)
 
 
+async def created(admin: Client, namespace: str) -> tuple[Object, Callable[[], Awaitable[bool]]]:
+    """Create the pipeline; return its status, and a check that its children are as they are now."""
+    await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
+    status = await served(admin, namespace)
+    return status, partial(are, admin, namespace, await children(admin, namespace))
+
+
 async def are(admin: Client, namespace: str, before: object) -> bool:
     """Whether the children are what they were."""
     return await children(admin, namespace) == before
@@ -183,9 +187,7 @@ async def test_under_an_invalid_spec_the_running_revision_is_kept_in_repair(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
     async with operator(proxy, tmp_path, namespace, operator_namespace=namespace):
-        await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
-        status = await served(admin, namespace)
-        as_before = partial(are, admin, namespace, await children(admin, namespace))
+        status, as_before = await created(admin, namespace)
         # Two labels and three of them: no rule of the CRD sees it.
         await apply_any(
             admin, INFERENCE_PIPELINES, pipeline(namespace, postprocess={"labels": ["a", "b", "c"]})

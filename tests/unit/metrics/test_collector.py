@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support.loopback import listening
 from tests.support.messages import Messages
-from tests.support.web import LoopbackServer, Request, Response
+from tests.support.web import Request, Response
 from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.autoscaling.metrics import collector as module
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
@@ -96,17 +96,6 @@ class Stand:
 def reply(kind: str, result: list[Any], **more: Any) -> Response:
     body = {"status": "success", "data": {"resultType": kind, "result": result}, **more}
     return Response(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
-
-
-@pytest.fixture
-def stand() -> Stand:
-    return Stand()
-
-
-@pytest.fixture
-def url(stand: Stand) -> Iterator[str]:
-    with LoopbackServer(stand.answer) as server:
-        yield server.url
 
 
 def expected(*pods: str, models: frozenset[str] = MODELS) -> dict[tuple[str, str], ExpectedPods]:

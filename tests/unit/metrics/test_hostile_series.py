@@ -7,13 +7,12 @@ are. The Prometheus is simulated.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.messages import Messages
-from tests.support.web import LoopbackServer, Request, Response
+from tests.support.web import Request, Response
 from tests.unit.metrics.answers import series
 from tests.unit.metrics.test_collector import Stand, collector, failure, reply, sample
 from triton_pipelines.autoscaling.metrics.collection import REJECTED_SECONDS
@@ -31,17 +30,6 @@ TOO_MANY = Response(
     b'{"status":"error","errorType":"execution","error":"query processing would load too many '
     b'samples into memory"}',
 )
-
-
-@pytest.fixture
-def stand() -> Stand:
-    return Stand()
-
-
-@pytest.fixture
-def url(stand: Stand) -> Iterator[str]:
-    with LoopbackServer(stand.answer) as server:
-        yield server.url
 
 
 def expected() -> dict[tuple[str, str], ExpectedPods]:
