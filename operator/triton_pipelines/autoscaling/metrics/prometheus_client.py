@@ -46,12 +46,21 @@ class PrometheusError(Exception):
     Attributes:
         final: Whether further queries of this collection would fail too (server unreachable,
             request refused, out of time).
+        is_timeout: Whether this query took too long. Another one may be faster.
         has_remedy: Whether the message says what to do, so that no checklist is needed.
     """
 
-    def __init__(self, message: str, *, final: bool = False, has_remedy: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        final: bool = False,
+        is_timeout: bool = False,
+        has_remedy: bool = False,
+    ) -> None:
         super().__init__(message)
         self.final = final
+        self.is_timeout = is_timeout
         self.has_remedy = has_remedy
 
 
@@ -92,7 +101,7 @@ class Prometheus:
         """
         left = deadline - self._monotonic()
         if left < _SHORTEST:
-            raise PrometheusError(self._late(), final=True)
+            raise PrometheusError(self._late(), is_timeout=True)
         try:
             credentials = self._connection.credentials()
             client: Any = self._connected()
@@ -114,9 +123,11 @@ class Prometheus:
             ) from None
         except PrometheusApiClientException:
             message, remedy = self._refused()
+            is_timeout = self._session.is_timeout
             raise PrometheusError(
                 _hidden(message + remedy, credentials),
-                final=not self._session.of_query,
+                final=not (self._session.of_query or is_timeout),
+                is_timeout=is_timeout,
                 has_remedy=bool(remedy),
             ) from None
         except (
@@ -126,8 +137,12 @@ class Prometheus:
             ValueError,
         ) as error:
             message, remedy = self._failed(error)
+            is_timeout = _is_timeout(error)
             raise PrometheusError(
-                _hidden(message + remedy, credentials), final=True, has_remedy=bool(remedy)
+                _hidden(message + remedy, credentials),
+                final=not is_timeout,
+                is_timeout=is_timeout,
+                has_remedy=bool(remedy),
             ) from None
         answer = self._session.answer
         if answer is None:
@@ -217,6 +232,14 @@ class Prometheus:
         return f"the query failed: {_short(chain[-1])}", ""
 
 
+def _is_timeout(error: Exception) -> bool:
+    """Return whether the server was reached, but did not respond in time."""
+    chain = list(_causes(error))
+    return _has(
+        chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError
+    ) and not _has(chain, requests.ConnectTimeout, urllib3.exceptions.ConnectTimeoutError)
+
+
 def _has(chain: Iterable[BaseException], *kinds: type[BaseException]) -> bool:
     """Return whether one of the causes is of one of these kinds."""
     return any(isinstance(one, kinds) for one in chain)
@@ -267,6 +290,16 @@ class _Session(requests.Session):
         Another query may then succeed.
         """
         return self.answer is not None and self.answer.status_code in (400, 422)
+
+    @property
+    def is_timeout(self) -> bool:
+        """Return whether the server, or a proxy, gave up the query because it took too long."""
+        answer = self.answer
+        if answer is None:
+            return False
+        return answer.status_code == 504 or (
+            answer.status_code == 503 and answer.error_type() == "timeout"
+        )
 
     def _body(self, response: requests.Response) -> bytes:
         """Return the whole body, read within the deadline.
@@ -334,6 +367,13 @@ class _Response:
             else ()
         )
         return QueryResult(data["resultType"], data["result"], texts)
+
+    def error_type(self) -> str:
+        """Return the kind of the error that the server reports, or ""."""
+        try:
+            return str(_parsed(self.content).get("errorType", ""))
+        except PrometheusError:
+            return ""
 
     def detail(self) -> str:
         """Return the error message of the response, or ""."""
