@@ -14,7 +14,8 @@ from . import queries, query_results
 from .connection import Connection
 from .isolated_queries import IsolatedQueries
 from .namespace_query import NamespaceQuery, QueryKind, namespace_queries
-from .prometheus_client import Prometheus, PrometheusError
+from .prometheus_client import Prometheus
+from .prometheus_response import PrometheusError
 from .scrape_history import PodKey
 
 
@@ -53,7 +54,7 @@ class CollectionResult:
     errors: dict[PodKey, str] = field(default_factory=dict)
     """Why the counter query of a pod failed."""
     is_complete: bool = True
-    """Whether every query that was due had its turn and enough time."""
+    """Whether every counter query that was due had its turn and enough time."""
     figures: dict[str, dict[PodKey, float]] | None = None
     """Usage by figure and pod; ``None`` if it was not queried."""
     up: dict[PodKey, bool] | None = None
@@ -150,7 +151,7 @@ class CollectionQueries:
             (*plan.counter_queries, *plan.usage_queries), send, begin, deadline
         )
         got.errors = outcome.errors[QueryKind.COUNTERS]
-        got.is_complete = outcome.is_complete
+        got.is_complete = QueryKind.COUNTERS not in outcome.incomplete
         missing = {
             pod: f"CPU and GPU metrics are missing: {error}"
             for pod, error in outcome.errors[QueryKind.USAGE].items()
@@ -202,5 +203,5 @@ class CollectionQueries:
         outcome = self._queries.run(
             namespace_queries(QueryKind.TARGETS, absent), send, begin, deadline
         )
-        if outcome.is_complete:
+        if not outcome.incomplete:
             got.up = up

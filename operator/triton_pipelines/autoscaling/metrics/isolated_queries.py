@@ -17,7 +17,7 @@ from enum import Enum, auto
 from typing import Final
 
 from .namespace_query import NamespaceQuery, QueryKind
-from .prometheus_client import PrometheusError
+from .prometheus_response import PrometheusError
 from .query_results import QueryResultError
 from .scrape_history import PodKey
 from .slow_namespaces import SlowNamespaces
@@ -34,8 +34,8 @@ Send = Callable[[NamespaceQuery, float], None]
 QueryKey = tuple[QueryKind, tuple[str, ...]]
 """Kind and namespaces of a query."""
 _SERVER: Final = (
-    "check whether the Prometheus server is short of CPU, its limits for queries, and the "
-    "connection's timeoutSeconds"
+    "check the CPU and the limits for queries of the Prometheus server, and the connection's "
+    "timeoutSeconds"
 )
 
 
@@ -71,8 +71,8 @@ class QueryOutcome:
         default_factory=lambda: {kind: {} for kind in QueryKind}
     )
     """Why there is no result for a pod, and what to do."""
-    is_complete: bool = True
-    """Whether every query that was due had its turn and enough time."""
+    incomplete: set[QueryKind] = field(default_factory=set)
+    """Kinds of which a query that was due had no turn or too little time."""
 
 
 class IsolatedQueries:
@@ -109,7 +109,7 @@ class IsolatedQueries:
         self._rejected = rejected | self._rejected
         for query in sequence.done:
             self._slow.note_success(query)
-        outcome = QueryOutcome(is_complete=sequence.is_complete)
+        outcome = QueryOutcome(incomplete=sequence.incomplete)
         for query, message in divided.not_due:
             outcome.errors[query.kind].update(dict.fromkeys(query.pods, message))
         for query, failure in sequence.failures:
@@ -141,7 +141,7 @@ class _Sequence:
     failures: list[tuple[NamespaceQuery, _Failure]] = field(default_factory=list)
     final: _Failure | None = None
     """Why further queries would fail, too."""
-    is_complete: bool = True
+    incomplete: set[QueryKind] = field(default_factory=set)
 
     def run(self, queries: Iterable[NamespaceQuery], *, are_apart: bool) -> None:
         """Send queries in sequence. Those of slow namespaces share the time that is left."""
@@ -159,7 +159,8 @@ class _Sequence:
             elif failure.cause is _Cause.REJECTED and (halves := self._halves(query, failure)):
                 waiting.extend(halves)
                 continue
-            self.is_complete &= failure.cause in (_Cause.REJECTED, _Cause.INVALID)
+            if failure.cause not in (_Cause.REJECTED, _Cause.INVALID):
+                self.incomplete.add(query.kind)
             self.failures.append((query, failure))
 
     def _failure(self, query: NamespaceQuery, seconds: float) -> _Failure | None:
@@ -199,8 +200,8 @@ def _message(query: NamespaceQuery, failure: _Failure, *, is_server: bool) -> st
     namespaces = query.group.namespaces
     if is_server or len(namespaces) > 1 or failure.cause not in (_Cause.REJECTED, _Cause.SLOW):
         return f"{failure.text}; {_SERVER}"
-    what = "query takes too long" if failure.cause is _Cause.SLOW else "query fails"
+    what = "take too long" if failure.cause is _Cause.SLOW else "fail"
     return (
-        f"the {what} for namespace {namespaces[0]} alone ({failure.text}); reduce the number of "
-        "series and samples of its pods, or limit it in Prometheus (sample_limit)"
+        f"queries for the metrics of namespace {namespaces[0]} {what} ({failure.text}); reduce the "
+        "number of series and samples of its pods, or limit them in Prometheus (sample_limit)"
     )

@@ -9,12 +9,11 @@ checks responses.
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import requests
@@ -26,6 +25,7 @@ from urllib3.util.retry import Retry
 from triton_pipelines.redaction import Redactor
 
 from .connection import Connection, QueryCredentials, Security
+from .prometheus_response import TEXT_MAX, PrometheusError, PrometheusResponse, QueryResult
 from .secret_files import SecretFileError
 
 CONNECT_SECONDS: Final = 3.0
@@ -35,45 +35,7 @@ READ_SECONDS: Final = 5.0
 ANSWER_BYTES_MAX: Final = 32 * 1024**2
 _ERROR_BYTES_MAX: Final = 16 * 1024
 _BLOCK: Final = 256 * 1024
-_TEXT_MAX: Final = 300
 _SHORTEST: Final = 0.05
-_SET_URL: Final = "set url to the address of a Prometheus server"
-
-
-class PrometheusError(Exception):
-    """A query returned no usable result; the message says why and contains no secret.
-
-    Attributes:
-        final: Whether further queries of this collection would fail too (server unreachable,
-            request refused, out of time).
-        is_timeout: Whether this query took too long. Another one may be faster.
-        has_remedy: Whether the message says what to do, so that no checklist is needed.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        final: bool = False,
-        is_timeout: bool = False,
-        has_remedy: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.final = final
-        self.is_timeout = is_timeout
-        self.has_remedy = has_remedy
-
-
-@dataclass(frozen=True, slots=True)
-class QueryResult:
-    """Result of an instant query."""
-
-    kind: str
-    """Prometheus' resultType."""
-    result: list[Any]
-    """The result as parsed JSON."""
-    warnings: tuple[str, ...] = ()
-    """Warnings from the server, such as about stores that did not respond (Thanos)."""
 
 
 class Prometheus:
@@ -267,7 +229,7 @@ class _Session(requests.Session):
         # The size of a compressed response is known only once it is unpacked.
         self.headers["Accept-Encoding"] = "identity"
         self.deadline = 0.0
-        self.answer: _Response | None = None
+        self.answer: PrometheusResponse | None = None
         self._monotonic = monotonic
 
     def request(self, *arguments: Any, **options: Any) -> Any:
@@ -276,7 +238,7 @@ class _Session(requests.Session):
             *arguments, **{**options, "stream": True, "allow_redirects": False}
         )
         try:
-            self.answer = _Response(
+            self.answer = PrometheusResponse(
                 response.status_code, self._body(response), response.headers.get("location", "")
             )
         finally:
@@ -330,78 +292,6 @@ class _Session(requests.Session):
         return bytes(data)
 
 
-class _Response:
-    """The response as the client sees it: the status, and the JSON once it has been validated."""
-
-    def __init__(self, status_code: int, content: bytes, location: str = "") -> None:
-        self.status_code, self.content, self.location = status_code, content, location
-        self._document: Any = None
-
-    def json(self) -> Any:
-        """Return the document if it reports success and has a result.
-
-        Raises:
-            PrometheusError: The document is anything else.
-        """
-        self._document = _parsed(self.content)
-        data = self._document.get("data")
-        if self._document.get("status") != "success":
-            raise PrometheusError(
-                f"the server reports {_words(self._document) or 'neither a success nor an error'}"
-            )
-        if (
-            not isinstance(data, dict)
-            or not isinstance(data.get("resultType"), str)
-            or not isinstance(data.get("result"), list)
-        ):
-            raise PrometheusError(f"the response contains no result; {_SET_URL}", has_remedy=True)
-        return self._document
-
-    def envelope(self) -> QueryResult:
-        """Return the parsed result with its kind and warnings."""
-        data = self._document["data"]
-        warnings = self._document.get("warnings")
-        texts = (
-            tuple(str(one)[:_TEXT_MAX] for one in warnings[:5])
-            if isinstance(warnings, list)
-            else ()
-        )
-        return QueryResult(data["resultType"], data["result"], texts)
-
-    def error_type(self) -> str:
-        """Return the kind of the error that the server reports, or ""."""
-        try:
-            return str(_parsed(self.content).get("errorType", ""))
-        except PrometheusError:
-            return ""
-
-    def detail(self) -> str:
-        """Return the error message of the response, or ""."""
-        try:
-            return _words(_parsed(self.content))
-        except PrometheusError:
-            return " ".join(self.content[:_TEXT_MAX].decode("utf-8", errors="replace").split())
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        raise PrometheusError(f"the response is not JSON; {_SET_URL}", has_remedy=True) from None
-    if not isinstance(document, dict):
-        raise PrometheusError(f"the response is not a JSON object; {_SET_URL}", has_remedy=True)
-    return document
-
-
-def _words(document: dict[str, Any]) -> str:
-    kind, text = document.get("errorType"), document.get("error")
-    return (
-        " ".join(f"{kind}: {text}".split())[:_TEXT_MAX]
-        if isinstance(kind, str) and isinstance(text, str)
-        else ""
-    )
-
-
 def _hidden(text: str, credentials: QueryCredentials) -> str:
     """Return the text without secrets that a server may have echoed."""
     redactor = Redactor()
@@ -427,4 +317,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_TEXT_MAX] or type(error).__name__
+    return " ".join(str(error).split())[:TEXT_MAX] or type(error).__name__
