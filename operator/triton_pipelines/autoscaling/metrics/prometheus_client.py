@@ -13,7 +13,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import requests
@@ -72,6 +71,7 @@ class Prometheus:
         client.headers = dict(credentials.headers)
         client.auth = credentials.basic
         self._session.deadline = deadline
+        self._session.redact = redact = _redactor(credentials)
         try:
             # The server also gives up at the deadline, because the result is useless after it.
             client.custom_query(
@@ -81,13 +81,13 @@ class Prometheus:
             )
         except PrometheusError as error:
             raise PrometheusError(
-                _hidden(str(error), credentials), final=error.final, has_remedy=error.has_remedy
+                redact(str(error)), final=error.final, has_remedy=error.has_remedy
             ) from None
         except PrometheusApiClientException:
             message, remedy = self._refused()
             is_timeout = self._session.is_timeout
             raise PrometheusError(
-                _hidden(message + remedy, credentials),
+                redact(message + remedy),
                 final=not (self._session.of_query or is_timeout),
                 is_timeout=is_timeout,
                 has_remedy=bool(remedy),
@@ -101,7 +101,7 @@ class Prometheus:
             message, remedy = self._failed(error)
             is_timeout = _is_timeout(error)
             raise PrometheusError(
-                _hidden(message + remedy, credentials),
+                redact(message + remedy),
                 final=not is_timeout,
                 is_timeout=is_timeout,
                 has_remedy=bool(remedy),
@@ -109,9 +109,7 @@ class Prometheus:
         answer = self._session.answer
         if answer is None:
             raise PrometheusError("the server did not respond")
-        result = answer.envelope()
-        warnings = tuple(_hidden(text, credentials) for text in result.warnings)
-        return replace(result, warnings=warnings)
+        return answer.envelope()
 
     def close(self) -> None:
         """Close connections."""
@@ -171,7 +169,7 @@ class Prometheus:
         chain = list(_causes(error))
         if _has(chain, ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError):
             return (
-                f"TLS: {_tls_detail(chain)}",
+                f"TLS: {_tls_detail(chain, self._session.redact)}",
                 "; check tls.caFile (certificate authority), and tls.certFile and tls.keyFile "
                 "(client certificate)",
             )
@@ -191,7 +189,7 @@ class Prometheus:
             return self._late(), ""
         if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
             return "the response ended early", ""
-        return f"the query failed: {_short(chain[-1])}", ""
+        return f"the query failed: {_short(chain[-1], self._session.redact)}", ""
 
 
 def _is_timeout(error: Exception) -> bool:
@@ -207,12 +205,12 @@ def _has(chain: Iterable[BaseException], *kinds: type[BaseException]) -> bool:
     return any(isinstance(one, kinds) for one in chain)
 
 
-def _tls_detail(chain: Sequence[BaseException]) -> str:
+def _tls_detail(chain: Sequence[BaseException], redact: Callable[[str], str]) -> str:
     """Return why the certificate was not accepted, or else the innermost cause."""
     messages = (
         one.verify_message for one in chain if isinstance(one, ssl.SSLCertVerificationError)
     )
-    return next(messages, "") or _short(chain[-1])
+    return next(messages, "") or _short(chain[-1], redact)
 
 
 class _Session(requests.Session):
@@ -229,6 +227,7 @@ class _Session(requests.Session):
         # The size of a compressed response is known only once it is unpacked.
         self.headers["Accept-Encoding"] = "identity"
         self.deadline = 0.0
+        self.redact: Callable[[str], str] = str
         self.answer: PrometheusResponse | None = None
         self._monotonic = monotonic
 
@@ -239,7 +238,10 @@ class _Session(requests.Session):
         )
         try:
             self.answer = PrometheusResponse(
-                response.status_code, self._body(response), response.headers.get("location", "")
+                response.status_code,
+                self._body(response),
+                response.headers.get("location", ""),
+                self.redact,
             )
         finally:
             response.close()
@@ -292,13 +294,13 @@ class _Session(requests.Session):
         return bytes(data)
 
 
-def _hidden(text: str, credentials: QueryCredentials) -> str:
-    """Return the text without secrets that a server may have echoed."""
+def _redactor(credentials: QueryCredentials) -> Redactor:
+    """Return what masks the secrets of a query, which a server may repeat."""
     redactor = Redactor()
     redactor.add(*credentials.secrets)
     if credentials.basic is not None:
         redactor.add_basic(*credentials.basic)
-    return redactor(text)
+    return redactor
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -316,5 +318,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             waiting += [*one.args, getattr(one, "reason", None), one.__cause__, one.__context__]
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:TEXT_MAX] or type(error).__name__
+def _short(error: BaseException, redact: Callable[[str], str]) -> str:
+    return " ".join(redact(str(error)).split())[:TEXT_MAX] or type(error).__name__

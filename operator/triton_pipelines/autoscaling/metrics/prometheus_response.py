@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,8 +51,24 @@ class QueryResult:
 class PrometheusResponse:
     """The response as the client sees it: the status, and the JSON once it has been validated."""
 
-    def __init__(self, status_code: int, content: bytes, location: str = "") -> None:
+    def __init__(
+        self,
+        status_code: int,
+        content: bytes,
+        location: str = "",
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        """Hold a response.
+
+        Args:
+            status_code: HTTP status.
+            content: Body.
+            location: Header of that name.
+            redact: Masks the query's credentials, which the server may repeat. It needs the whole
+                text: a part of a credential would stay.
+        """
         self.status_code, self.content, self.location = status_code, content, location
+        self._redact = redact
         self._document: Any = None
 
     def json(self) -> Any:
@@ -63,9 +80,8 @@ class PrometheusResponse:
         self._document = _parsed(self.content)
         data = self._document.get("data")
         if self._document.get("status") != "success":
-            raise PrometheusError(
-                f"the server reports {_words(self._document) or 'neither a success nor an error'}"
-            )
+            reported = self._words(self._document) or "neither a success nor an error"
+            raise PrometheusError(f"the server reports {reported}")
         if (
             not isinstance(data, dict)
             or not isinstance(data.get("resultType"), str)
@@ -79,7 +95,9 @@ class PrometheusResponse:
         data = self._document["data"]
         warnings = self._document.get("warnings")
         texts = (
-            tuple(str(one)[:TEXT_MAX] for one in warnings[:5]) if isinstance(warnings, list) else ()
+            tuple(self._redact(str(one))[:TEXT_MAX] for one in warnings[:5])
+            if isinstance(warnings, list)
+            else ()
         )
         return QueryResult(data["resultType"], data["result"], texts)
 
@@ -93,9 +111,17 @@ class PrometheusResponse:
     def detail(self) -> str:
         """Return the error message of the response, or ""."""
         try:
-            return _words(_parsed(self.content))
+            return self._words(_parsed(self.content))
         except PrometheusError:
-            return " ".join(self.content[:TEXT_MAX].decode("utf-8", errors="replace").split())
+            text = self._redact(self.content.decode("utf-8", errors="replace"))
+            return " ".join(text[:TEXT_MAX].split())
+
+    def _words(self, document: dict[str, Any]) -> str:
+        """Return kind and text of the error in a document, or ""."""
+        kind, text = document.get("errorType"), document.get("error")
+        if not isinstance(kind, str) or not isinstance(text, str):
+            return ""
+        return " ".join(f"{kind}: {self._redact(text)}".split())[:TEXT_MAX]
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -106,12 +132,3 @@ def _parsed(content: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise PrometheusError(f"the response is not a JSON object; {_SET_URL}", has_remedy=True)
     return document
-
-
-def _words(document: dict[str, Any]) -> str:
-    kind, text = document.get("errorType"), document.get("error")
-    return (
-        " ".join(f"{kind}: {text}".split())[:TEXT_MAX]
-        if isinstance(kind, str) and isinstance(text, str)
-        else ""
-    )
