@@ -75,6 +75,20 @@ async def test_no_warning_repeats_a_credential(stand: Stand, url: str, tmp_path:
         check(note, TOKEN)
 
 
+async def test_a_client_key_that_cannot_be_used_is_not_repeated(
+    stand: Stand, url: str, tmp_path: Path
+) -> None:
+    key = f"-----BEGIN PRIVATE KEY-----\n{TOKEN}\n-----END PRIVATE KEY-----\n"
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_text(key)
+    tls = {"certFile": str(tmp_path / "tls.crt"), "keyFile": str(tmp_path / "tls.key")}
+    async with collector(url.replace("http:", "https:"), stand, tls=tls) as made:
+        found = (await made.collect(expected()))[KEY]
+    assert isinstance(found, MetricsFailure)
+    assert "tls.keyFile" in found.message
+    check(found.message, TOKEN)
+
+
 def check(text: str, secret: str) -> None:
     """Fail if a text contains a part of a secret."""
     for start in range(len(secret) - PARTS):

@@ -111,7 +111,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
         self._compiler = BackgroundCompiler(self.resolver, self.enqueue)
-        self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
+        self._pods = PodObserver(self.client, self.store, self.handover, self.clock, self.derive)
         self._sources = ConfigMapSources(self.client)
         self._tls = TlsSecrets(self.client)
         self._images = ImageVolumes(self.client, self.options)
