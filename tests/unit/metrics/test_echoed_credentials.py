@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.web import Response
+from tests.support.web import Request, Response
 from tests.unit.metrics.test_collector import KEY, Stand, collector, expected
 from triton_pipelines.autoscaling.metrics.prometheus_response import TEXT_MAX
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure
@@ -39,6 +40,11 @@ ANSWERS = {
 }
 
 
+def replying(response: Response) -> Callable[[Request, str], Response]:
+    """Return a server that always sends this response."""
+    return lambda request, query: response
+
+
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 async def test_no_error_repeats_a_credential(
     stand: Stand, url: str, tmp_path: Path, answer: Any
@@ -57,7 +63,7 @@ async def test_no_error_repeats_a_credential(
         for secret in secrets:
             for start in STARTS:
                 text = "x" * start + secret
-                stand.before = lambda request, query, text=text: answer(text)
+                stand.before = replying(answer(text))
                 async with collector(url, stand, security="Insecure", **credentials) as made:
                     found = (await made.collect(expected()))[KEY]
                 assert isinstance(found, MetricsFailure)
@@ -68,7 +74,7 @@ async def test_no_warning_repeats_a_credential(stand: Stand, url: str, tmp_path:
     (tmp_path / "token").write_text(TOKEN)
     stand.scrape(999.0, 1.0)
     stand.warnings = ["x" * start + TOKEN for start in STARTS]
-    token = {"bearerTokenFile": str(tmp_path / "token"), "security": "Insecure"}
+    token: Any = {"bearerTokenFile": str(tmp_path / "token"), "security": "Insecure"}
     async with collector(url, stand, **token) as made:
         found = (await made.collect(expected()))[KEY]
     for note in found.notes:  # type: ignore[union-attr]
