@@ -99,11 +99,10 @@ class Prometheus:
             ValueError,
         ) as error:
             message, remedy = self._failed(error)
-            is_timeout = _is_timeout(error)
             raise PrometheusError(
                 redact(message + remedy),
-                final=not is_timeout,
-                is_timeout=is_timeout,
+                final=not _is_timeout(error),
+                is_timeout=_is_timeout(error),
                 has_remedy=bool(remedy),
             ) from None
         answer = self._session.answer
