@@ -8,6 +8,8 @@ inference on it (measured, Triton 2.51.0). Every call has a deadline; failures a
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
@@ -26,11 +28,13 @@ from triton_pipelines.api import names
 from triton_pipelines.redaction import MASK
 from triton_pipelines.triton.errors import (
     DeadlineError,
+    FloodError,
     NotReadyError,
     RejectedError,
     TooLargeError,
     translate,
 )
+from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
 from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
 from triton_pipelines.triton.service_client import ServiceClient
 from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
@@ -53,7 +57,10 @@ RESPONSE_BYTES_MAX: Final = 16 * 1024**2
 INSTANCES_MAX: Final = 2**31 - 1
 """Most instances of a model: the field of the config is an int32."""
 UNLIMITED_BYTES: Final = 2**31 - 1
-"""Size of the largest message of gRPC, for clients of a server that is trusted."""
+"""Size of the largest message of gRPC, for clients of a server that is trusted.
+
+They connect without a :mod:`relay <.limited_relay>`.
+"""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", UNLIMITED_BYTES),
     # No ping after each response, which measures the bandwidth: pods are near, and a probe is one
@@ -116,7 +123,12 @@ class TritonClient:
             ("grpc.max_receive_message_length", max_response_bytes),
             *(tls.channel_options() if tls is not None else ()),
         ]
-        self._client = ServiceClient(open_channel(address, tls, channel_options))
+        self._relay: LimitedRelay | None = None
+        target = address
+        if max_response_bytes < UNLIMITED_BYTES:
+            self._relay = LimitedRelay(address, limit_with_overhead(max_response_bytes))
+            target = self._relay.target
+        self._client = ServiceClient(open_channel(target, tls, channel_options))
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"
@@ -130,6 +142,13 @@ class TritonClient:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that the pod has sent; 0 for a server that is trusted."""
+        return self._relay.received if self._relay is not None else 0
 
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
         """Return whether a version of the model serves; False for an unknown one.
@@ -325,6 +344,20 @@ class TritonClient:
         """Return a text of the pod without the control key, which the pod receives and knows."""
         return text.replace(self._key, MASK) if self._key else text
 
+    async def _connect(self, relay: LimitedRelay, action: str, seconds: float) -> float:
+        """Connect to the pod; return how many of the seconds are left."""
+        end = time.monotonic() + seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await relay.connect()
+        except TimeoutError:
+            raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
+        except OSError as error:
+            known = error.errno is not None and error.errno > 0
+            reason = os.strerror(error.errno) if known else str(error)
+            raise translate(action, self.address, "UNAVAILABLE", reason) from None
+        return max(end - time.monotonic(), 0.001)
+
     async def _call(
         self,
         action: str,
@@ -335,9 +368,16 @@ class TritonClient:
         deadline = self._deadline_s if deadline_s is None else deadline_s
         if deadline <= 0:
             raise DeadlineError(f"{action} at {self.address}: the deadline has passed")
+        if self._relay is not None and not self._relay.renew():
+            deadline = await self._connect(self._relay, action, deadline)
         try:
             answer = await method(client_timeout=deadline, **arguments)
         except InferenceServerException as error:
+            if self._relay is not None and self._relay.is_exceeded:
+                raise FloodError(
+                    f"{action} at {self.address}: the pod sent more than "
+                    f"{self._relay.bytes_max // 1024} KiB in response to one call"
+                ) from None
             detail = self._masked(error.message() or "")
             raise translate(action, self.address, str(error.status() or ""), detail) from None
         except asyncio.CancelledError:

@@ -262,6 +262,7 @@ class Pod:
     """A fake client of a pod whose ensemble is ready and whose inference fails as set."""
 
     said = ("", "")
+    received_bytes = 0
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
