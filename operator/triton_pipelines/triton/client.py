@@ -15,14 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 import grpc
-import numpy as np
-from tritonclient.grpc import (
-    InferInput,
-    InferRequestedOutput,
-    InferResult,
-    service_pb2,
-)
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
+from tritonclient.grpc import InferRequestedOutput, InferResult
+from tritonclient.utils import InferenceServerException
 
 from triton_pipelines.api import names
 from triton_pipelines.redaction import MASK
@@ -34,12 +28,12 @@ from triton_pipelines.triton.errors import (
     TooLargeError,
     translate,
 )
+from triton_pipelines.triton.infer_requests import Array, input_tensor, stream_request
 from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
 from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
 from triton_pipelines.triton.service_client import ServiceClient
 from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 DEADLINE_S: Final = 5.0
@@ -50,8 +44,6 @@ LOAD_DEADLINE_S: Final = 120.0
 Triton removes instances one after the other while batches run, about 1.2 s each (measured). It
 loads new ones in parallel.
 """
-_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
-"""Parameter that asks for an empty last response, so that a request without a response ends too."""
 RESPONSE_BYTES_MAX: Final = 16 * 1024**2
 """Default size of the largest response, tensor data included."""
 INSTANCES_MAX: Final = 2**31 - 1
@@ -275,7 +267,7 @@ class TritonClient:
             self._client.infer,
             deadline_s,
             model_name=name,
-            inputs=[_tensor(key, array) for key, array in inputs.items()],
+            inputs=[input_tensor(key, array) for key, array in inputs.items()],
             outputs=None
             if outputs is None
             else [InferRequestedOutput(output) for output in outputs],
@@ -301,7 +293,7 @@ class TritonClient:
         Returns:
             As :meth:`infer`; empty if the model ends the request without a response, which it may.
         """
-        request = _request(name, inputs, request_id, sequence_id)
+        request = stream_request(name, inputs, request_id, sequence_id)
 
         async def once(client_timeout: float) -> InferResult:
             # The library's own stream cannot request an empty last response.
@@ -353,8 +345,8 @@ class TritonClient:
         except TimeoutError:
             raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
         except OSError as error:
-            known = error.errno is not None and error.errno > 0
-            reason = os.strerror(error.errno) if known else str(error)
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else str(error)
             raise translate(action, self.address, "UNAVAILABLE", reason) from None
         return max(end - time.monotonic(), 0.001)
 
@@ -395,38 +387,3 @@ class TritonClient:
         raise (
             TooLargeError(text) if response is TOO_LARGE else RejectedError(text, response.reason)
         )
-
-
-def _request(
-    model: str, inputs: Mapping[str, Array], request_id: str, sequence_id: int | str
-) -> Any:
-    """Return a ``ModelInferRequest`` that asks for an empty last response too."""
-    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    request.parameters[_EMPTY_FINAL].bool_param = True
-    if sequence_id:
-        which = "string_param" if isinstance(sequence_id, str) else "int64_param"
-        setattr(request.parameters["sequence_id"], which, sequence_id)
-        request.parameters["sequence_start"].bool_param = request.parameters[
-            "sequence_end"
-        ].bool_param = True
-    for name, array in inputs.items():
-        request.inputs.add(name=name, datatype=_data_type(name, array), shape=array.shape)
-        packed = serialize_byte_tensor(array) if array.dtype == np.object_ else None
-        request.raw_input_contents.append(
-            array.tobytes() if packed is None else bytes(packed.item()) if packed.size else b""
-        )
-    return request
-
-
-def _data_type(name: str, array: Array) -> str:
-    data_type: str | None = np_to_triton_dtype(array.dtype)
-    if data_type is None:
-        reason = f"input '{name}' has type {array.dtype}, which Triton does not support"
-        raise RejectedError(reason, reason)
-    return data_type
-
-
-def _tensor(name: str, array: Array) -> InferInput:
-    tensor = InferInput(name, list(array.shape), _data_type(name, array))
-    tensor.set_data_from_numpy(array)
-    return tensor
