@@ -29,7 +29,7 @@ class _SlowQuery:
     at: float
     """When it was sent."""
     message: str
-    """What users are told until the next query succeeds; then ""."""
+    """The error that is reported until the next query succeeds; then ""."""
 
     @property
     def is_known(self) -> bool:
@@ -105,7 +105,7 @@ class SlowNamespaces:
 
         Args:
             query: The query that took too long.
-            message: What users of these namespaces are told.
+            message: The error that is reported for these namespaces.
             now: When it was sent.
             is_server: Whether the server might be at fault, even if there is one namespace.
         """
