@@ -28,7 +28,7 @@ from triton_pipelines.triton.errors import (
     TooLargeError,
     translate,
 )
-from triton_pipelines.triton.infer_requests import Array, input_tensor, stream_request
+from triton_pipelines.triton.infer_requests import Array, input_tensor, output_array, stream_request
 from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
 from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
 from triton_pipelines.triton.service_client import ServiceClient
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 DEADLINE_S: Final = 5.0
 """Default deadline of a call, in seconds."""
+_DEADLINE_GRACE_S: Final = 1.0
 LOAD_DEADLINE_S: Final = 120.0
 """Deadline of a load, in seconds.
 
@@ -133,9 +134,11 @@ class TritonClient:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._client.close()
-        if self._relay is not None:
-            self._relay.close()
+        try:
+            await self._client.close()
+        finally:
+            if self._relay is not None:
+                self._relay.close()
 
     @property
     def received_bytes(self) -> int:
@@ -320,9 +323,10 @@ class TritonClient:
 
     def _arrays(self, name: str, answer: InferResult) -> dict[str, Array]:
         try:
+            response = answer.get_response()
             return {
-                tensor.name: answer.as_numpy(tensor.name)
-                for tensor in answer.get_response().outputs
+                tensor.name: output_array(tensor, response.raw_output_contents[index : index + 1])
+                for index, tensor in enumerate(response.outputs)
             }
         except Exception as error:
             # The pod controls the content of a response: shapes, types and bytes may not fit
@@ -363,23 +367,27 @@ class TritonClient:
         if self._relay is not None and not self._relay.renew():
             deadline = await self._connect(self._relay, action, deadline)
         try:
-            answer = await method(client_timeout=deadline, **arguments)
+            # gRPC itself waits without end for a pod that does not read the request.
+            async with asyncio.timeout(deadline + _DEADLINE_GRACE_S):
+                answer = await method(client_timeout=deadline, **arguments)
+        except TimeoutError:
+            raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
         except InferenceServerException as error:
-            if self._relay is not None and self._relay.is_exceeded:
-                raise FloodError(
-                    f"{action} at {self.address}: the pod sent more than "
-                    f"{self._relay.bytes_max // 1024} KiB in response to one call"
-                ) from None
             detail = self._masked(error.message() or "")
+            if (relay := self._relay) is not None:
+                if relay.is_exceeded:
+                    sent = f"the pod sent more than {relay.bytes_max // 1024} KiB"
+                    text = f"{action} at {self.address}: {sent} in response to one call"
+                    raise FloodError(text) from None
+                detail = detail.replace(relay.target, self.address)
             raise translate(action, self.address, str(error.status() or ""), detail) from None
         except asyncio.CancelledError:
             # gRPC cancels its own calls when the channel closes; that is not a cancelled task.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise translate(
-                action, self.address, "CANCELLED", "the connection was closed"
-            ) from None
+            reason = "the connection was closed"
+            raise translate(action, self.address, "CANCELLED", reason) from None
         response = answer.get_response() if isinstance(answer, InferResult) else answer
         if not isinstance(response, UndecodedResponse):
             return answer
