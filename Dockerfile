@@ -100,7 +100,10 @@ LABEL org.opencontainers.image.title="triton-pipelines operator" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.created="${CREATED}"
+# gRPC would write lines to the log for some frames that pods send, megabytes per probe. Its errors
+# are reported anyway.
 ENV PATH=/opt/tritonpipe/bin:/usr/local/bin:/usr/bin:/bin \
+    GRPC_VERBOSITY=NONE \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 COPY --from=runtime /opt/tritonpipe /opt/tritonpipe

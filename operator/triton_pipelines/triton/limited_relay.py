@@ -108,7 +108,7 @@ class LimitedRelay:
         """Close all connections."""
         self.accepted()
         if self._pod is not None:
-            self._pod.abort()
+            self._pod.close()
             self._pod = None
 
 
