@@ -230,10 +230,13 @@ async def test_a_deadline_holds_though_the_pod_does_not_read(
         await asyncio.Event().wait()
 
     rows = {"X": np.zeros((64, 1024, 256), np.float32)}  # 64 MiB
-    async with listening(serve) as address, TritonClient(address) as client:
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(DeadlineError):
-                await client.infer("m", rows, deadline_s=1.0)
+    async with (
+        listening(serve) as address,
+        TritonClient(address) as client,
+        asyncio.timeout(SECONDS),
+    ):
+        with pytest.raises(DeadlineError):
+            await client.infer("m", rows, deadline_s=1.0)
 
 
 async def test_many_small_reads_count_as_larger_ones() -> None:
@@ -244,7 +247,10 @@ async def test_many_small_reads_count_as_larger_ones() -> None:
 
 
 async def test_a_connect_that_is_canceled_anywhere_leaves_nothing_behind() -> None:
-    async with listening(lambda reader, _: reader.read()) as address:
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with listening(serve) as address:
         for iterations in range(100):
             relay = LimitedRelay(address, 1024)
             connecting = asyncio.ensure_future(relay.connect())
