@@ -189,3 +189,15 @@ class _Reader:
             shape = [self._number() for _ in range(self._number())]
             arrays[name] = np.frombuffer(self._block(), _INTEGERS[data_type]).reshape(shape)
         return arrays
+
+
+def outputs_of(answer: Answer) -> dict[str, np.ndarray]:
+    """Return the outputs of a request that was answered."""
+    assert not isinstance(answer, NativeError), answer
+    return answer
+
+
+def error_of(answer: Answer) -> NativeError:
+    """Return the error of a request that was rejected."""
+    assert isinstance(answer, NativeError), f"answered with {sorted(answer)}"
+    return answer
