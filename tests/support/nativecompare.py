@@ -28,7 +28,7 @@ from tests.support.randomtokenizers import KINDS, text
 from tests.support.testserver import NativeError, NativeModel
 from tests.support.tokenizerkinds import OUTPUTS
 from tests.support.tokenizeroracle import TokenizerOracle, difference
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
 
 ROWS_PER_TOKENIZER = 100
 LENGTHS = (None, 4, 5, 8, 16, 33, 64, 512)

@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 
 from tests.support.python_backend import TritonError
 from tests.support.testserver import Answer, NativeError
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS, PAD_TOKENS, pair_layout
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS, PAD_TOKENS, check_pair_template
 
 STRATEGIES = {
     "LongestFirst": "longest_first",
@@ -97,7 +97,7 @@ class TokenizerOracle:
                 f" {self._special} special tokens"
             )
         if self._cuts and len(self._names) == 2:
-            pair_layout(self._whole, self._special_tokens)
+            check_pair_template(self._whole, self._special_tokens)
 
     def execute(self, requests: Sequence[Inputs]) -> list[Answer]:
         """Answer the requests of one batch."""

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tests.support.python_backend import texts
 from tests.support.testserver import NativeModel, error_of, outputs_of
 from tests.support.tokenizerkinds import MAKES, OUTPUTS, PLACES, TEXT, Make
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
 
 pytestmark = pytest.mark.integration
 

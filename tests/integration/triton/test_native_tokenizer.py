@@ -31,7 +31,7 @@ from tests.support.triton import write_model
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import PlanLibrary
 from triton_pipelines.loader.native_library import copy_library
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
 from triton_pipelines.triton.local_server import LocalTriton
@@ -86,7 +86,7 @@ class Steps:
         library = PlanLibrary(
             step="tokenizer",
             path=f"{self.name}/1/{names.NATIVE_TOKENIZER_LIBRARY}",
-            field="spec.tokenizer.implementation",
+            field="spec.tokenizer",
         )
         copy_library(version / names.NATIVE_TOKENIZER_LIBRARY, library)
         tokenizer.save(str(version / "tokenizer.json"))

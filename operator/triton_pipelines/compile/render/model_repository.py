@@ -43,7 +43,7 @@ from .model_config import configs
 # Python packages that the loader copies for the stock Triton image, which contains only numpy.
 SITE_PACKAGES = ("tokenizers",)
 _WITHOUT_RUNTIME_FILE = frozenset(
-    {Implementation.BACKEND, Implementation.CODE, Implementation.NATIVE_TOKENIZER}
+    {Implementation.BACKEND, Implementation.CODE, Implementation.TOKENIZER}
 )
 
 
@@ -120,7 +120,7 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
             PlanLibrary(
                 step=step.name,
                 path=f"{step.model_name}/{VERSION_FOLDER}/{names.NATIVE_TOKENIZER_LIBRARY}",
-                field=f"{step.path}.implementation",
+                field=step.path,
             )
             for step in graph.models
             if step.native
