@@ -22,7 +22,7 @@ VOCABULARY: Final = "vocab.txt"
 CONFIGURATION: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 KNOWN_IDS: Final = "known_ids.json"
-"""File beside tokenizer.json if the model does not know some of its tokens.
+"""File next to tokenizer.json if the model does not know some of its tokens.
 
 The content is {"ids": n}: the model knows the ids 0 to n - 1. The native tokenizer reads it.
 """
