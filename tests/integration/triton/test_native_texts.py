@@ -96,6 +96,7 @@ requests_strategy = st.lists(
 
 
 @pytest.mark.proves("spec.tokenizer.padding", "behaviour")
+@pytest.mark.proves("spec.tokenizer.buckets", "behaviour")
 @pytest.mark.proves("spec.tokenizer.specialTokens", "behaviour")
 @settings(deadline=None, max_examples=60)
 @given(batches=requests_strategy, padding=st.sampled_from(PADDINGS), special=st.booleans())
