@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from dataclasses import field as member
 
 from tests.support.loopback import listening
 
-HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0x1, 0x3, 0x4, 0x6, 0x7, 0x9
+HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0x1, 0x2, 0x3, 0x4, 0x6, 0x7
+WINDOW_UPDATE, CONTINUATION = 0x8, 0x9
 ACK = END_STREAM = 0x1
 END_HEADERS = 0x4
 FRAME_BYTES = 16 * 1024
@@ -66,6 +68,10 @@ def _text(value: bytes) -> bytes:
     return bytes([*prefix, size]) + value
 
 
+GRPC = field("content-type", b"application/grpc")
+"""The header of every answer to a gRPC call."""
+
+
 @dataclass
 class Pod:
     """A server that answers every call alike."""
@@ -80,7 +86,9 @@ class Pod:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Answer, greeting: bytes = frame(SETTINGS)) -> AsyncIterator[Pod]:
+async def serving(
+    answer: Answer, greeting: bytes = frame(SETTINGS), tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Pod]:
     """Serve gRPC calls with ``answer``; ``greeting`` is sent on each connection first."""
     pod = Pod("")
 
@@ -109,5 +117,5 @@ async def serving(answer: Answer, greeting: bytes = frame(SETTINGS)) -> AsyncIte
                 task.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
 
-    async with listening(serve) as pod.address:
+    async with listening(serve, tls) as pod.address:
         yield pod

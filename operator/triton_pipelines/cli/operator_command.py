@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
 from typing import Any, Final
 
@@ -55,6 +56,9 @@ async def _run(config: OperatorConfig) -> None:
     # are those of the imports, which stay.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    # The usual soft limit is for programs that use select(2), and too low for many connections.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         await run_operator(config, build_reconcile, classify=classify)
     except ExceptionGroup as failure:

@@ -8,34 +8,32 @@ inference on it (measured, Triton 2.51.0). Every call has a deadline; failures a
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 import grpc
-import numpy as np
-from tritonclient.grpc import (
-    InferInput,
-    InferRequestedOutput,
-    InferResult,
-    service_pb2,
-)
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
+from tritonclient.grpc import InferRequestedOutput, InferResult
+from tritonclient.utils import InferenceServerException
 
 from triton_pipelines.api import names
 from triton_pipelines.redaction import MASK
 from triton_pipelines.triton.errors import (
     DeadlineError,
+    FloodError,
     NotReadyError,
     RejectedError,
     TooLargeError,
     translate,
 )
+from triton_pipelines.triton.infer_requests import Array, input_tensor, stream_request
+from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
 from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
 from triton_pipelines.triton.service_client import ServiceClient
 from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 DEADLINE_S: Final = 5.0
@@ -46,14 +44,15 @@ LOAD_DEADLINE_S: Final = 120.0
 Triton removes instances one after the other while batches run, about 1.2 s each (measured). It
 loads new ones in parallel.
 """
-_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
-"""Parameter that asks for an empty last response, so that a request without a response ends too."""
 RESPONSE_BYTES_MAX: Final = 16 * 1024**2
 """Default size of the largest response, tensor data included."""
 INSTANCES_MAX: Final = 2**31 - 1
 """Most instances of a model: the field of the config is an int32."""
 UNLIMITED_BYTES: Final = 2**31 - 1
-"""Size of the largest message of gRPC, for clients of a server that is trusted."""
+"""Size of the largest message of gRPC, for clients of a server that is trusted.
+
+They connect without a :mod:`relay <.limited_relay>`.
+"""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", UNLIMITED_BYTES),
     # No ping after each response, which measures the bandwidth: pods are near, and a probe is one
@@ -116,7 +115,12 @@ class TritonClient:
             ("grpc.max_receive_message_length", max_response_bytes),
             *(tls.channel_options() if tls is not None else ()),
         ]
-        self._client = ServiceClient(open_channel(address, tls, channel_options))
+        self._relay: LimitedRelay | None = None
+        target = address
+        if max_response_bytes < UNLIMITED_BYTES:
+            self._relay = LimitedRelay(address, limit_with_overhead(max_response_bytes))
+            target = self._relay.target
+        self._client = ServiceClient(open_channel(target, tls, channel_options))
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"
@@ -130,6 +134,13 @@ class TritonClient:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that the pod has sent; 0 for a server that is trusted."""
+        return self._relay.received if self._relay is not None else 0
 
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
         """Return whether a version of the model serves; False for an unknown one.
@@ -256,7 +267,7 @@ class TritonClient:
             self._client.infer,
             deadline_s,
             model_name=name,
-            inputs=[_tensor(key, array) for key, array in inputs.items()],
+            inputs=[input_tensor(key, array) for key, array in inputs.items()],
             outputs=None
             if outputs is None
             else [InferRequestedOutput(output) for output in outputs],
@@ -282,7 +293,7 @@ class TritonClient:
         Returns:
             As :meth:`infer`; empty if the model ends the request without a response, which it may.
         """
-        request = _request(name, inputs, request_id, sequence_id)
+        request = stream_request(name, inputs, request_id, sequence_id)
 
         async def once(client_timeout: float) -> InferResult:
             # The library's own stream cannot request an empty last response.
@@ -325,6 +336,20 @@ class TritonClient:
         """Return a text of the pod without the control key, which the pod receives and knows."""
         return text.replace(self._key, MASK) if self._key else text
 
+    async def _connect(self, relay: LimitedRelay, action: str, seconds: float) -> float:
+        """Connect to the pod; return how many of the seconds are left."""
+        end = time.monotonic() + seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await relay.connect()
+        except TimeoutError:
+            raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
+        except OSError as error:
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else str(error)
+            raise translate(action, self.address, "UNAVAILABLE", reason) from None
+        return max(end - time.monotonic(), 0.001)
+
     async def _call(
         self,
         action: str,
@@ -335,9 +360,16 @@ class TritonClient:
         deadline = self._deadline_s if deadline_s is None else deadline_s
         if deadline <= 0:
             raise DeadlineError(f"{action} at {self.address}: the deadline has passed")
+        if self._relay is not None and not self._relay.renew():
+            deadline = await self._connect(self._relay, action, deadline)
         try:
             answer = await method(client_timeout=deadline, **arguments)
         except InferenceServerException as error:
+            if self._relay is not None and self._relay.is_exceeded:
+                raise FloodError(
+                    f"{action} at {self.address}: the pod sent more than "
+                    f"{self._relay.bytes_max // 1024} KiB in response to one call"
+                ) from None
             detail = self._masked(error.message() or "")
             raise translate(action, self.address, str(error.status() or ""), detail) from None
         except asyncio.CancelledError:
@@ -355,38 +387,3 @@ class TritonClient:
         raise (
             TooLargeError(text) if response is TOO_LARGE else RejectedError(text, response.reason)
         )
-
-
-def _request(
-    model: str, inputs: Mapping[str, Array], request_id: str, sequence_id: int | str
-) -> Any:
-    """Return a ``ModelInferRequest`` that asks for an empty last response too."""
-    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    request.parameters[_EMPTY_FINAL].bool_param = True
-    if sequence_id:
-        which = "string_param" if isinstance(sequence_id, str) else "int64_param"
-        setattr(request.parameters["sequence_id"], which, sequence_id)
-        request.parameters["sequence_start"].bool_param = request.parameters[
-            "sequence_end"
-        ].bool_param = True
-    for name, array in inputs.items():
-        request.inputs.add(name=name, datatype=_data_type(name, array), shape=array.shape)
-        packed = serialize_byte_tensor(array) if array.dtype == np.object_ else None
-        request.raw_input_contents.append(
-            array.tobytes() if packed is None else bytes(packed.item()) if packed.size else b""
-        )
-    return request
-
-
-def _data_type(name: str, array: Array) -> str:
-    data_type: str | None = np_to_triton_dtype(array.dtype)
-    if data_type is None:
-        reason = f"input '{name}' has type {array.dtype}, which Triton does not support"
-        raise RejectedError(reason, reason)
-    return data_type
-
-
-def _tensor(name: str, array: Array) -> InferInput:
-    tensor = InferInput(name, list(array.shape), _data_type(name, array))
-    tensor.set_data_from_numpy(array)
-    return tensor

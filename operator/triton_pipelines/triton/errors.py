@@ -70,6 +70,10 @@ class TooLargeError(TritonError):
     """The response is larger than the client accepts."""
 
 
+class FloodError(TritonError):
+    """The pod sent more than a response can need, so the connection to it was closed."""
+
+
 class FailureKind(Enum):
     """What a failed call means."""
 

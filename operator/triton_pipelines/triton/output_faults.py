@@ -11,8 +11,8 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import np_to_triton_dtype
 
-from triton_pipelines.triton.client import Array
 from triton_pipelines.triton.faulty_tensor import FaultyTensor
+from triton_pipelines.triton.infer_requests import Array
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from triton_pipelines.triton.errors import (
     DeadBackendError,
     DeadlineError,
     FailureKind,
+    FloodError,
     NotReadyError,
     OverloadedError,
     RejectedError,
@@ -39,19 +40,23 @@ from triton_pipelines.triton.output_faults import (
     ProbeRequest,
     find_output_fault,
 )
-from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX, ResponseBudget
+from triton_pipelines.triton.response_limits import ResponseBudget
 from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
-SMALL_RESPONSE_BYTES: Final = 2 * DESCRIPTION_BYTES_MAX
-"""Size limit of responses to most of the probes that run at the same time."""
+SMALL_RESPONSE_BYTES: Final = 128 * 1024
+"""Size limit of responses to most probes: more than most models return for an example request."""
 STATISTICS_DEADLINE_S: Final = 2.0
 """Seconds, in addition, for the statistics of a pod whose test inference got no response."""
 # Many pods are probed at the same time, and tenants choose what their models return: they must not
-# choose how much memory the operator uses. The content of a larger response is not checked.
+# choose how much memory and CPU time the operator uses. The content of a larger response is not
+# checked.
 _BUDGET: Final = ResponseBudget(
-    large=8, large_bytes=RESPONSE_BYTES_MAX, small_bytes=SMALL_RESPONSE_BYTES
+    large=8,
+    large_bytes=RESPONSE_BYTES_MAX,
+    small_bytes=SMALL_RESPONSE_BYTES,
+    bytes_per_second=1024**2,
 )
 # Outputs of a config that are checked.
 _OUTPUTS_MAX: Final = 1000
@@ -92,7 +97,7 @@ class ProbeResult:
     is_unreachable: bool = False
     """Whether :attr:`error` is a failure of the connection."""
     is_unchecked: bool = False
-    """Whether the outputs are too large to be checked."""
+    """Whether a response, such as the outputs, is too large to be checked."""
     completed: int | None = None
     """Inferences that the pod has completed, if the test inference got no response or was rejected
     because of a full queue.
@@ -126,10 +131,14 @@ async def probe(
         tls: how to connect with TLS; ``None`` for plaintext.
     """
     end = time.monotonic() + deadline_s
-    with _BUDGET.share() as limit:
+    with _BUDGET.share() as share:
         tls = await accepted_identity(address, tls)
+        limit = share.bytes_max
         async with TritonClient(address, control_key, max_response_bytes=limit, tls=tls) as client:
-            return await probe_over(PodConnection(client), ensemble, request, end)
+            try:
+                return await probe_over(PodConnection(client), ensemble, request, end)
+            finally:
+                share.received = client.received_bytes
 
 
 @dataclass(slots=True)
@@ -210,6 +219,7 @@ async def _read_states(client: TritonClient, ensemble: str, end: float) -> Probe
             models,
             error=str(error),
             is_unreachable=isinstance(error, UnreachableError),
+            is_unchecked=isinstance(error, TooLargeError),
         )
     return ProbeResult(ready, models, shared_memory_full=_has_full_shared_memory(models))
 
@@ -243,9 +253,10 @@ async def _probe_inference(
         # A stream may last: its inference is complete only when it ends.
         completed = None if request.stream else await _completed_inferences(client, ensemble)
         return replace(state, error=str(error), completed=completed)
-    except UnreachableError as error:
+    except (FloodError, UnreachableError) as error:
         # Neither does a broken connection; the status of the pod shows a server that exits.
-        return replace(state, error=str(error), is_unreachable=True)
+        unreachable = isinstance(error, UnreachableError)
+        return replace(state, error=str(error), is_unreachable=unreachable)
     except TritonError as error:
         return _with_rejection(state, request, error)
     took = time.monotonic() - begin

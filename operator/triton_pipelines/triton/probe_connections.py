@@ -27,13 +27,15 @@ from triton_pipelines.triton.probe import (
 from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 CONNECTIONS_MAX: Final = 2000
-"""Maximum number of kept connections, each with a file descriptor and 30 KiB of memory. Probes of
-further pods open their own."""
+"""Maximum number of kept connections, each with 33 KiB of memory. Probes of further pods open their
+own."""
 NAMESPACE_SHARE: Final = 0.25
 """Share of these connections that the pods of one namespace may have."""
 # The rest of the process's file descriptors is for requests to the API server, metrics pages,
 # probes that open their own connection, and files.
 _DESCRIPTOR_SHARE: Final = 0.5
+# One to the pod, and two between the relay and gRPC.
+_DESCRIPTORS: Final = 3
 CONFIG_SECONDS: Final = 600.0
 """Seconds until config and index are read again: outputs may still be those of an earlier config,
 and models that no test inference runs may have become unavailable."""
@@ -62,7 +64,7 @@ def connections_max() -> int:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
-    return min(CONNECTIONS_MAX, int(_DESCRIPTOR_SHARE * descriptors))
+    return min(CONNECTIONS_MAX, int(_DESCRIPTOR_SHARE * descriptors / _DESCRIPTORS))
 
 
 @dataclass(slots=True)

@@ -7,9 +7,10 @@ everything but the data of tensors is limited to :data:`DESCRIPTION_BYTES_MAX`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -62,8 +63,18 @@ class CheckedChannel:
 
 
 @dataclass(slots=True)
+class ResponseShare:
+    """What a client may receive, and has received."""
+
+    bytes_max: int
+    """Size limit of a response in bytes."""
+    received: int = 0
+    """Bytes that the client has received."""
+
+
+@dataclass(slots=True)
 class ResponseBudget:
-    """Limits the memory that concurrent clients use, without making any client wait."""
+    """Limits the memory and CPU time of concurrent clients, without making any client wait."""
 
     large: int
     """Number of further clients that may accept a large response."""
@@ -71,18 +82,31 @@ class ResponseBudget:
     """Size limit of a large response in bytes."""
     small_bytes: int
     """Size limit for all other clients in bytes."""
+    bytes_per_second: float
+    """How fast each of the large responses may arrive, on average."""
+    clock: Callable[[], float] = time.monotonic
+    """Returns the current time in seconds."""
+    _free_at: list[float] = field(default_factory=list)
+    """When further clients may accept a large response again."""
 
     @contextmanager
-    def share(self) -> Iterator[int]:
-        """Return the largest response that a client may accept while the context lasts."""
+    def share(self) -> Iterator[ResponseShare]:
+        """Return what a client may receive while the context lasts.
+
+        The client sets :attr:`ResponseShare.received`.
+        """
+        now = self.clock()
+        self.large += sum(time <= now for time in self._free_at)
+        self._free_at = [time for time in self._free_at if time > now]
         if self.large <= 0:
-            yield self.small_bytes
+            yield ResponseShare(self.small_bytes)
             return
         self.large -= 1
+        share = ResponseShare(self.large_bytes)
         try:
-            yield self.large_bytes
+            yield share
         finally:
-            self.large += 1
+            self._free_at.append(now + share.received / self.bytes_per_second)
 
 
 def checked(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes | None], Any]:

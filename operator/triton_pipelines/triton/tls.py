@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import grpc
 
+from triton_pipelines.triton.limited_relay import OVERHEAD_BYTES, LimitedRelay
+
 _TARGET_NAME: Final = "grpc.ssl_target_name_override"
 POD_CHANNEL_OPTIONS: Final = (
     # Pods are reached directly.
@@ -87,9 +89,23 @@ async def accepted_identity(
 
 async def _connects(address: str, tls: TlsIdentity) -> bool:
     options = [*POD_CHANNEL_OPTIONS, *tls.channel_options()]
-    async with open_channel(address, tls, options) as channel:
+    relay = LimitedRelay(address, OVERHEAD_BYTES)
+    try:
+        await relay.connect()
+        return await _is_accepted(open_channel(relay.target, tls, options))
+    except OSError:
+        return False  # Nothing answers, whatever the identity.
+    finally:
+        relay.close()
+
+
+async def _is_accepted(opened: grpc.aio.Channel) -> bool:
+    """Return whether a channel connects; close it."""
+    async with opened as channel:
         state = channel.get_state(try_to_connect=True)
-        while state in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
-            await channel.wait_for_state_change(state)
-            state = channel.get_state()
+        # A channel whose connection ends becomes idle again.
+        for waiting in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
+            if state is waiting:
+                await channel.wait_for_state_change(state)
+                state = channel.get_state()
         return bool(state is grpc.ChannelConnectivity.READY)

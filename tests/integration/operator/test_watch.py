@@ -468,7 +468,7 @@ async def test_the_operator_ends_when_discovery_did_not_know_the_crd_in_time(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watches.wait_until_watched, "__defaults__", (1.0,))
+    monkeypatch.setattr(watches.wait_until_watched, "__defaults__", (3.0,))
     # What the API server does in the moment between serving a new kind and telling of it.
     proxy.inject(
         Fault(method="GET", path=f"/apis/{names.API_VERSION}$", status=404, reason="NotFound")
@@ -476,6 +476,7 @@ async def test_the_operator_ends_when_discovery_did_not_know_the_crd_in_time(
     with pytest.raises(ExceptionGroup) as caught:
         async with running(proxy, tmp_path, namespace) as operator:
             await asyncio.wait_for(operator.stop.wait(), DEADLINE_SECONDS)
-    assert f"{names.PLURAL}.{names.GROUP}: listed by the API server" in str(
-        caught.value.exceptions[0]
-    )
+    # On a busy machine, discovery may not have reported other kinds in time either.
+    kinds, _, problem = str(caught.value.exceptions[0]).partition(": ")
+    assert f"{names.PLURAL}.{names.GROUP}" in kinds.split(", ")
+    assert problem.startswith("listed by the API server")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support import http2
-from tests.support.http2 import Answer, field, headers, serving
+from tests.support.http2 import GRPC, Answer, field, headers, serving
 from triton_pipelines.controllers.pipeline.prober import REASON_CHARACTERS_MAX
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import TritonError
@@ -17,7 +17,6 @@ from triton_pipelines.triton.probe_connections import PodEndpoint, ProbeConnecti
 
 REQUEST = ProbeRequest({"X": np.zeros((1, 1), np.float32)})
 KEY = "s3cret-c0ntrol-key"
-GRPC = field("content-type", b"application/grpc")
 
 
 def rejected(status: bytes, message: bytes, *more: bytes) -> Answer:

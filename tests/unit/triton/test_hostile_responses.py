@@ -223,13 +223,23 @@ def test_malformed_messages_are_unreadable(data: bytes) -> None:
 
 
 def test_a_budget_gives_few_clients_the_large_limit() -> None:
-    budget = ResponseBudget(large=1, large_bytes=10, small_bytes=1)
+    budget = ResponseBudget(large=1, large_bytes=10, small_bytes=1, bytes_per_second=1)
     with budget.share() as first, budget.share() as second:
-        assert (first, second) == (10, 1)
+        assert (first.bytes_max, second.bytes_max) == (10, 1)
     with pytest.raises(KeyError), budget.share():
         raise KeyError
     with budget.share() as third:
-        assert third == 10
+        assert third.bytes_max == 10
+
+
+def test_a_budget_limits_how_fast_large_responses_arrive() -> None:
+    times = iter([0.0, 0.0, 1.9, 2.0, 2.1])
+    budget = ResponseBudget(1, 10, 1, bytes_per_second=5, clock=lambda: next(times))
+    with budget.share() as share:
+        share.received = 10
+    for limit in (1, 1, 10, 10):
+        with budget.share() as share:
+            assert share.bytes_max == limit
 
 
 def test_the_number_of_fields_is_limited() -> None:

@@ -12,8 +12,9 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from tests.support.python_backend import texts
-from triton_pipelines.triton.client import Array, ModelIndexEntry
+from triton_pipelines.triton.client import ModelIndexEntry
 from triton_pipelines.triton.errors import translate
+from triton_pipelines.triton.infer_requests import Array
 from triton_pipelines.triton.output_faults import FaultSeverity, ProbeRequest, find_output_fault
 from triton_pipelines.triton.probe import ProbeResult, probe
 
@@ -262,6 +263,7 @@ class Pod:
     """A fake client of a pod whose ensemble is ready and whose inference fails as set."""
 
     said = ("", "")
+    received_bytes = 0
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

@@ -25,7 +25,7 @@ from triton_pipelines.triton.errors import (
     TritonError,
     UnreachableError,
 )
-from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX
+from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES
 from triton_pipelines.triton.tls import accepted_identity
 
 # Triton reports a count without queueing; a slower pod (seconds) must not delay the query of all
@@ -46,7 +46,7 @@ async def client_of(target: ProbeTarget) -> AsyncIterator[TritonClient]:
         async with TritonClient(
             address,
             target.control_key,
-            max_response_bytes=2 * DESCRIPTION_BYTES_MAX,
+            max_response_bytes=SMALL_RESPONSE_BYTES,
             tls=await accepted_identity(address, target.tls),
         ) as client:
             yield client
