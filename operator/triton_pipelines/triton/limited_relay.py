@@ -166,17 +166,25 @@ class _PodEnd(_End):
     def __init__(self, relay: LimitedRelay) -> None:
         super().__init__()
         self._relay = relay
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # Until there is a connection to forward to.
-        cast("asyncio.Transport", transport).pause_reading()
+        self._early = b""
 
     def data_received(self, data: bytes) -> None:
-        if self._relay.count(len(data)):
-            super().data_received(data)
-        else:
+        if not self._relay.count(len(data)):
             self.abort()
+        elif self.other is not None:
+            super().data_received(data)
+        elif self.transport is not None:
+            # There is no connection yet to forward to.
+            self._early += data
+            self.transport.pause_reading()
+
+    def forward_to(self, other: _End) -> None:
+        """Forward what the pod has sent, and what it sends from now on."""
+        self.other = other
+        super().data_received(self._early)
+        self._early = b""
+        if not self.is_closed and self.transport is not None:
+            self.transport.resume_reading()
 
 
 class _GrpcEnd(_End):
@@ -193,11 +201,10 @@ class _GrpcEnd(_End):
             transport.close()
             return
         self._relay.accepted()
-        self.other, self._pod.other = self._pod, self
+        self.other = self._pod
+        self._pod.forward_to(self)
         if self._pod.is_closed:
             self.close()
-        elif self._pod.transport is not None:
-            self._pod.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Nothing is of use to the pod any more, and one that does not read would never be closed.

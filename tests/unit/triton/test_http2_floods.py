@@ -282,6 +282,31 @@ async def test_an_error_names_the_pod_and_not_the_relay() -> None:
         assert f"last error: UNAVAILABLE: {address}: " in str(caught.value)
 
 
+async def test_what_a_pod_sends_before_grpc_connects_is_forwarded() -> None:
+    """Servers send their settings at once."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"early ")
+        await reader.readexactly(1)
+        writer.write(b"late")
+        writer.close()
+
+    async with listening(serve) as address:
+        relay = LimitedRelay(address, 10 * READ_BYTES_MIN)
+        await relay.connect()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                if relay.received:
+                    break
+                await asyncio.sleep(0)
+            name = relay.target.removeprefix("unix-abstract:")
+            reader, writer = await asyncio.open_unix_connection("\0" + name)
+            writer.write(b"x")
+            assert await reader.read() == b"early late"
+        writer.close()
+        relay.close()
+
+
 async def test_only_this_process_reaches_the_pod() -> None:
     is_reached = asyncio.Event()
 
