@@ -68,9 +68,7 @@ def _end_to_end() -> tuple[str, ...]:
     """Return the run of the end-to-end suite; tests on a cluster of the user run in turn."""
     workers = ("-n", CLUSTERS, "--dist=loadfile", "--no-loadscope-reorder")
     given = bool(os.environ.get("KUBECONFIG"))
-    return _pytest(
-        "e2e/suite", *(() if given else workers), "-q", "--maxfail=5", "--timeout=900"
-    )
+    return _pytest("e2e/suite", *(() if given else workers), "-q", "--maxfail=5", "--timeout=900")
 
 
 # What `codespell` reads; its exceptions are in pyproject.toml.
@@ -140,14 +138,15 @@ def _gpu() -> str:
 TIERS = {
     "lint": Tier(
         (
+            # The longest first.
+            _python("-m", "hack.verify"),
+            (str(BIN / "mypy"),),
             (str(BIN / "ruff"), "check", "."),
             (str(BIN / "ruff"), "format", "--check", "."),
-            (str(BIN / "mypy"),),
             (str(BIN / "lint-imports"),),
             _python("-m", "hack.function_length"),
             _python("-m", "hack.terminology"),
             (str(BIN / "codespell"), *SPELLED),
-            _python("-m", "hack.verify"),
         ),
         3,
         low_priority=True,
