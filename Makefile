@@ -111,7 +111,7 @@ cluster-down: env ## Remove the local cluster
 fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
-compare-native: env ## Compare the native tokenizer with the Python step: TEXTS=100000 SEED=1
+compare-native: env ## Compare the native tokenizer with the tokenizers library: TEXTS=100000 SEED=1
 	@$(BIN)/python -m tests.support.nativecompare $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
 
 compare-native-arm64: env ## The same with the released library for ARM64, in qemu: TEXTS=10000 SEED=1

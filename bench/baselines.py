@@ -33,7 +33,6 @@ from e2e.load.workloads import TOKENIZER
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
-from e2e.tokenizer import with_implementation
 from tests.support.nullbackend import NAME, distribution
 from tests.support.simulated_backends import on_simulated_backends
 from tests.support.triton import triton_server
@@ -118,7 +117,7 @@ def document() -> dict[str, Any]:
     if real_step.is_real():
         tokenizer["instances"] = {"initial": TOKENIZERS}
     model = real if real_step.is_real() else simulated
-    spec = with_implementation({"tokenizer": tokenizer, "model": model, "postprocess": None})
+    spec = {"tokenizer": tokenizer, "model": model, "postprocess": None}
     return merged(sample("sentiment"), {"metadata": {"name": MODEL}, "spec": spec})
 
 

@@ -25,10 +25,10 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from bench import real_step
-from e2e import tokenizer
 from e2e.load.bins import Answer, Second, second, with_answers
 from e2e.load.prepared import PreparedLoad, prepared_load
 from e2e.load.workloads import Workload, write
+from e2e.local import native
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged
@@ -253,7 +253,7 @@ async def place(
             engines_path=str(folder / "engines"),
             substitute_runner=frozenset(CPU_FALLBACK_PLATFORMS),
         )
-        tokenizer.prepare()
+        native.install()
         pipeline, graph = load_pipeline(write(document, folder / "pipeline.yaml"), options)
         served = with_cpu_instances(graph)
         if real_step.is_real():

@@ -15,8 +15,7 @@ from typing import Any
 
 from bench import real_step
 from bench.closedloop import STAND_INS, place
-from bench.results import thresholds, write
-from e2e import tokenizer
+from bench.results import NATIVE, thresholds, write
 from e2e.load.bins import Answer, percentile
 from e2e.load.workloads import WORKLOADS, Workload
 
@@ -86,7 +85,7 @@ def run() -> None:
     longest = [one for item in found for one in item.beyond]
     met = not any(item.failed for item in found) and max(longest) <= MOST_MILLISECONDS
     path = write(
-        f"C4{tokenizer.suffix()}",
+        f"C4{NATIVE}",
         longest,
         unit="ms above the longest request at a steady count, per change",
         goal=thresholds()["C4"]["goal"],
@@ -106,7 +105,7 @@ def run() -> None:
                 for what in item.workload.stand_ins
             ),
         ],
-        command=tokenizer.command("C4"),
+        command="make bench ID=C4",
         detail={"workloads": [item.detail() for item in found]},
     )
     print(

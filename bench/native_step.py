@@ -1,10 +1,10 @@
-"""S9: what a tokenizer step adds to Triton's own work, for the Python and the native step.
+"""S9: what the tokenizer step adds to Triton's own work.
 
-One real Triton serves three models: a C backend that reads a text and returns zeros (what Triton's
-HTTP server and queue cost), the Python tokenizer step and the native one, each with one instance
-and the same configuration. Each round loads all three, every second round in reversed order. The
-figure is CPU per request of the server and the processes that it started, because throughput on a
-machine with other work says little.
+One real Triton serves two models: a C backend that reads a text and returns zeros (what Triton's
+HTTP server and queue cost) and the tokenizer, each with one instance and the same configuration.
+Each round loads both, every second round in reversed order. The figure is CPU per request of the
+server and the processes that it started, because throughput on a machine with other work says
+little.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ import numpy as np
 
 from bench.process_tree import cpu_seconds
 from bench.results import thresholds, write
-from e2e.local import native
 from e2e.models import tree
 from tests.support.nullbackend import NAME, distribution
-from tests.support.pipelines import config, tensor
+from tests.support.pipelines import config, tensor, write_tokenizer
 from tests.support.triton import triton_server, write_model
-from triton_pipelines import runtime
-from triton_pipelines.api import names
 from triton_pipelines.tools.loadgen import LoadSpec, LoadTarget, generate_texts, run_blocking
 from triton_pipelines.triton.local_server import LocalTriton
 
@@ -37,8 +34,8 @@ CLIENTS = 8
 WORDS = 12
 TEXTS = 512
 MOST = 1.4
-FLOOR, PYTHON, NATIVE = "floor", "python", "native"
-MODELS = (FLOOR, PYTHON, NATIVE)
+FLOOR, NATIVE = "floor", "native"
+MODELS = (FLOOR, NATIVE)
 OUTPUTS = {"input_ids": "InputIds", "attention_mask": "AttentionMask"}
 
 
@@ -60,13 +57,13 @@ def run() -> None:
                 ),
                 flush=True,
             )
-    ratios = {name: _ratios(costs[name], costs[FLOOR]) for name in (PYTHON, NATIVE)}
+    ratios = _ratios(costs[NATIVE], costs[FLOOR])
     write(
         "S9",
-        ratios[NATIVE],
+        ratios,
         unit="times",
         goal=thresholds()["S9"]["goal"],
-        met=statistics.median(ratios[NATIVE]) <= MOST,
+        met=statistics.median(ratios) <= MOST,
         workload=(
             f"WordPiece texts of {WORDS} words, one per request; {CLIENTS} clients over HTTP, one "
             f"instance, {ROUNDS} rounds of {SECONDS:g} s, interleaved"
@@ -74,20 +71,16 @@ def run() -> None:
         stand_ins=[],
         detail={
             "floorMicroseconds": _figures(costs[FLOOR]),
-            "pythonMicroseconds": _figures(costs[PYTHON]),
             "nativeMicroseconds": _figures(costs[NATIVE]),
-            "pythonOverFloor": _figures(ratios[PYTHON]),
-            "pythonOverNative": _figures(_ratios(costs[PYTHON], costs[NATIVE])),
             "requestsPerSecond": {name: _figures(rates[name]) for name in MODELS},
         },
     )
-    native_ratio, python_ratio = (statistics.median(ratios[name]) for name in (NATIVE, PYTHON))
-    print(f"S9: native {native_ratio:.2f} times the floor (goal {MOST}), Python {python_ratio:.2f}")
+    print(f"S9: {statistics.median(ratios):.2f} times the floor (goal {MOST})")
 
 
 @contextmanager
 def served() -> Iterator[LocalTriton]:
-    """A real Triton with the three models."""
+    """A real Triton with both models."""
     with tempfile.TemporaryDirectory(prefix="tritonpipe-bench-") as folder:
         repository = Path(folder) / "repository"
         for name in MODELS:
@@ -114,16 +107,12 @@ def _write(repository: Path, name: str) -> None:
     outputs = [tensor(one, "TYPE_INT64", "-1") for one in OUTPUTS]
     parameters = {"max_length": "512", "padding": "Ragged", "outputs": json.dumps(OUTPUTS)}
     text = config(name, inputs, outputs, parameters, count=1, max_batch_size=64)
-    tokenizer = (tree.build() / tree.TOKENIZER_FOLDER / "tokenizer.json").read_bytes()
-    files: dict[str, str | bytes] = {"tokenizer.json": tokenizer}
     if name == FLOOR:
-        text, files = text.replace('backend: "python"', f'backend: "{NAME}"'), {}
-    elif name == NATIVE:
-        text = text.replace('backend: "python"', f'backend: "{names.NATIVE_TOKENIZER_BACKEND}"')
-        files[names.NATIVE_TOKENIZER_LIBRARY] = native.library().read_bytes()
-    else:
-        files["model.py"] = runtime.source("tokenizer")
-    write_model(repository, name, text, files)
+        write_model(repository, name, text.replace('backend: "python"', f'backend: "{NAME}"'))
+        return
+    version = write_tokenizer(repository, name, text)
+    tokenizer = tree.build() / tree.TOKENIZER_FOLDER / "tokenizer.json"
+    (version / "tokenizer.json").write_bytes(tokenizer.read_bytes())
 
 
 def _ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:

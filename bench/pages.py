@@ -322,15 +322,19 @@ def fills(found: Result) -> str:
 
 
 def overhead(found: Result) -> str:
-    """Return the CPU per request of the tokenizer steps next to a model that does nothing."""
+    """Return the CPU per request of the tokenizer next to a model that does nothing.
+
+    Results that are older than the removal of the Python tokenizer have its figures as well.
+    """
+    labels = (
+        ("a model that does nothing", "floorMicroseconds", " µs"),
+        ("native step", "nativeMicroseconds", " µs"),
+        ("Python step", "pythonMicroseconds", " µs"),
+        ("Python step relative to nothing", "pythonOverFloor", " times"),
+        ("Python step relative to native", "pythonOverNative", " times"),
+    )
     detail = found["detail"]
-    rows = [
-        ("a model that does nothing", _spread(detail["floorMicroseconds"], " µs")),
-        ("native step", _spread(detail["nativeMicroseconds"], " µs")),
-        ("Python step", _spread(detail["pythonMicroseconds"], " µs")),
-        ("Python step relative to nothing", _spread(detail["pythonOverFloor"], " times")),
-        ("Python step relative to native", _spread(detail["pythonOverNative"], " times")),
-    ]
+    rows = [(text, _spread(detail[key], unit)) for text, key, unit in labels if key in detail]
     return table(("CPU of the server per request", "Median (min to max)"), rows)
 
 

@@ -2,10 +2,8 @@
 
 ``STEP=gpu`` runs the model on an NVIDIA GPU, ``STEP=cpu`` on the CPU, which only rehearses a run.
 ``PRECISION`` is ``tf32`` (FP32 weights, as the ONNX runner runs them on a GPU), ``fp32`` (without
-TensorFloat-32) or ``fp16`` (weights and activations in half precision). ``TOKENIZER=Python`` puts
-the Python tokenizer before the step instead of the native one where the benchmark has both (S3, C1
-to C4, C9), also before a simulated step. The model is MiniLM with a seeded linear head; without the
-package of its weights, all weights are seeded.
+TensorFloat-32) or ``fp16`` (weights and activations in half precision). The model is MiniLM with a
+seeded linear head; without the package of its weights, all weights are seeded.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
-from e2e import tokenizer
+from bench.results import NATIVE
+from e2e.local import native
 from e2e.models import bytepairs, minilm, tree
 from e2e.models.graph import serialize
 from e2e.models.weights import EncoderConfig, load_weights, model_folder
@@ -89,8 +88,8 @@ def step_suffix() -> str:
 
 
 def suffix() -> str:
-    """Return the suffix of a result that depends on the implementation of the tokenizer as well."""
-    return f"{step_suffix()}{tokenizer.suffix()}"
+    """Return the suffix of a result that depends on the tokenizer as well."""
+    return f"{step_suffix()}{NATIVE}"
 
 
 def kind() -> str:
@@ -137,19 +136,19 @@ def step_command(identity: str, rest: str | None = None) -> str | None:
 
 
 def command(identity: str) -> str | None:
-    """Return the command if the measurement depends on the implementation of the tokenizer."""
-    return step_command(identity, tokenizer.command(identity))
+    """Return the command of a measurement whose result has :func:`suffix`."""
+    return step_command(identity, f"make bench ID={identity}")
 
 
 def prepare() -> None:
     """Let the server's processes find the CUDA libraries, and check that they do.
 
-    If the native tokenizer is selected, its library is built and put into the package.
+    The library of the native tokenizer is built and put into the package.
 
     Raises:
         StepError: ONNX Runtime cannot run a model on the GPU.
     """
-    tokenizer.prepare()
+    native.install()
     if STEP != GPU:
         return
     folders = [str(folder) for folder in cuda_libraries()]

@@ -16,6 +16,9 @@ FOLDER = Path(__file__).resolve().parent
 THRESHOLDS = FOLDER / "thresholds.json"
 RESULTS = Path(os.environ.get("BENCH_RESULTS") or FOLDER / "results")
 """Where results and plots are written; a rehearsal writes to another folder."""
+NATIVE = "-native"
+"""Ends the ids of results with the native tokenizer, where the ids without it are those of the
+removed Python tokenizer (docs/decisions/0040-one-tokenizer.md)."""
 
 
 def write(

@@ -1,7 +1,5 @@
 """S4 and S5: the overhead of Triton over tokenizing, and of an ensemble over a tokenizer.
 
-The tokenizer is the default implementation, or the Python one with ``TOKENIZER=Python``.
-
 Measured on one real Triton with one tokenizer instance. S4 compares Triton's own compute time per
 request (input, compute and output of a batch, divided by its requests) with the tokenizers library,
 called in a loop by one thread on the same texts in batches of the same size; each batch yields a
@@ -23,9 +21,8 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from bench.results import thresholds, write
+from bench.results import NATIVE, thresholds, write
 from bench.variants import Variant, described, load, served, workload
-from e2e import tokenizer as implementation
 from e2e.models import tree
 from triton_pipelines.tools.loadgen import LoadSpec
 
@@ -101,13 +98,13 @@ def run() -> None:
         )
     }
     write(
-        f"S4{implementation.suffix()}",
+        f"S4{NATIVE}",
         ratios,
         unit="times",
         goal=thresholds()["S4"]["goal"],
         met=statistics.median(ratios) <= MOST,
         stand_ins=[],
-        command=implementation.command("S4"),
+        command="make bench ID=S4",
         detail={
             "stageMicroseconds": _figures(stage),
             "libraryMicroseconds": _figures(alone),
@@ -129,13 +126,13 @@ def run() -> None:
     )
     shares = [both / one for both, one in zip(whole, rates, strict=True)]
     write(
-        f"S5{implementation.suffix()}",
+        f"S5{NATIVE}",
         shares,
         unit="times",
         goal=thresholds()["S5"]["goal"],
         met=True,
         stand_ins=["the model: a Python step that does nothing"],
-        command=implementation.command("S5"),
+        command="make bench ID=S5",
         detail={
             "tokenizerRequestsPerSecond": _figures(rates),
             "ensembleRequestsPerSecond": _figures(whole),

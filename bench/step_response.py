@@ -26,8 +26,7 @@ from bench.closedloop import (
 from bench.phases import play
 from bench.plots import Timeline, save
 from bench.responses import Phase, Response
-from bench.results import thresholds, write
-from e2e import tokenizer
+from bench.results import NATIVE, thresholds, write
 from e2e.load.bins import Second
 from e2e.load.workloads import WORKLOADS, Workload
 
@@ -160,14 +159,14 @@ def _write(
         ),
     }
     path = write(
-        f"{identity}{tokenizer.suffix()}",
+        f"{identity}{NATIVE}",
         samples,
         unit=unit,
         goal=thresholds()[identity]["goal"],
         met=met,
         workload="; ".join(dict.fromkeys(one.workload.text for one in runs)),
         stand_ins=list(stand_ins),
-        command=tokenizer.command(identity),
+        command=f"make bench ID={identity}",
         detail={"notes": notes, "runs": [one.detail() for one in runs]},
     )
     print(
@@ -192,4 +191,4 @@ def _plot(runs: Sequence[Run]) -> None:
         verdicts=[second.verdict for second in runs[0].seconds],
         slo=workload.slo,
     )
-    save(f"C1{tokenizer.suffix()}-{workload.name}", run)
+    save(f"C1{NATIVE}-{workload.name}", run)

@@ -30,7 +30,7 @@ import numpy as np
 
 from bench import plots
 from bench.results import thresholds, write
-from e2e import tokenizer
+from e2e.local import native
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
@@ -164,7 +164,7 @@ async def _ready(running: LocalPipeline, server: MeasuredServer, seconds: float)
 
 def predictions() -> None:
     """U1: measure, print and write the result."""
-    tokenizer.prepare()
+    native.install()
     with (
         serve_locally(PIPELINE, _sources()) as running,
         asyncio.Runner(loop_factory=precise_event_loop) as runner,
@@ -225,7 +225,7 @@ async def _predictions(running: LocalPipeline) -> list[tuple[BatchingSetting, fl
 
 def choice() -> None:
     """U2: measure, print and write the result and the plot."""
-    tokenizer.prepare()
+    native.install()
     with (
         serve_locally(PIPELINE, _sources()) as running,
         asyncio.Runner(loop_factory=precise_event_loop) as runner,

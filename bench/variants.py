@@ -15,13 +15,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bench import real_step
-from e2e import tokenizer as implementation
-from e2e.local import native
 from e2e.models import tree
-from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor
+from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor, write_tokenizer
 from tests.support.triton import triton_server, write_model
 from triton_pipelines import runtime
-from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, NATIVE_TOKENIZER_LIBRARY
 from triton_pipelines.tools.loadgen import (
     LoadResult,
     LoadSpec,
@@ -136,15 +133,9 @@ def _write(repository: Path, variant: Variant, files: _Files, batching: Mapping[
     ids = [tensor(name, "TYPE_INT64", "-1") for name in BOTH]
     tokenizer, model = f"{variant.name}-tokenizer", f"{variant.name}-model"
 
-    def put(name: str, text: str, content: Mapping[str, str | bytes]) -> None:
-        write_model(
-            repository,
-            name,
-            text.replace(
-                "dynamic_batching { }", f"dynamic_batching {{ {batching.get(name, '')} }}"
-            ),
-            dict(content),
-        )
+    def batched(name: str, text: str) -> str:
+        own = batching.get(name, "")
+        return text.replace("dynamic_batching { }", f"dynamic_batching {{ {own} }}")
 
     parameters = {
         "max_length": str(MAX_LENGTH),
@@ -161,18 +152,16 @@ def _write(repository: Path, variant: Variant, files: _Files, batching: Mapping[
         count=variant.tokenizers,
         max_batch_size=MAX_BATCH,
     )
-    code: dict[str, str | bytes] = {"model.py": runtime.source("tokenizer")}
-    if implementation.is_native():
-        text = text.replace('backend: "python"', f'backend: "{NATIVE_TOKENIZER_BACKEND}"')
-        code = {NATIVE_TOKENIZER_LIBRARY: native.library().read_bytes()}
-    put(tokenizer, text, {**code, "tokenizer.json": files.tokenizer})
+    version = write_tokenizer(repository, tokenizer, batched(tokenizer, text))
+    (version / "tokenizer.json").write_bytes(files.tokenizer)
     is_real = variant.mode in (RUNNER, PACKED_GPU)
     output, width = ("logits", "2") if is_real else ("scores", "1")
     outputs = [tensor(output, "TYPE_FP32", width)]
     own = dict(variant.parameters) if variant.mode == RUNNER else {}
     text = config(model, ids, outputs, own, max_batch_size=variant.max_batch, ragged=variant.ragged)
     text = text.replace("KIND_CPU", files.kind) if is_real else text
-    put(model, text + _parameters(variant), _code(variant, files))
+    text = batched(model, text + _parameters(variant))
+    write_model(repository, model, text, _code(variant, files))
     steps = [(tokenizer, {"TEXT": "TEXT"}, BOTH), (model, BOTH, {output: output})]
     whole = ensemble("TEXT", outputs, steps).replace(
         f'name: "{ENSEMBLE}"', f'name: "{variant.name}"'

@@ -84,15 +84,14 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-servers-")))
         os.environ[BLAS_THREADS] = str(os.cpu_count())
-        server = stack.enter_context(pipeline("Native", files, folder / "threads"))
-        threads = of_triton("pipeline, Native, all BLAS threads", EMBEDDING, server, is_ours=True)
+        server = stack.enter_context(pipeline(files, folder / "threads"))
+        threads = of_triton("pipeline, all BLAS threads", EMBEDDING, server, is_ours=True)
         os.environ[BLAS_THREADS] = "1"
         endpoints = threads[1:2]  # over HTTP with binary tensors
-        for implementation in ("Python", "Native"):
-            server = stack.enter_context(pipeline(implementation, files, folder / implementation))
-            endpoints += of_triton(f"pipeline, {implementation}", EMBEDDING, server, is_ours=True)
-        server = stack.enter_context(pipeline("Native", files, folder / "pooled", "Model"))
-        name = "pipeline, Native, pooling in the model"
+        server = stack.enter_context(pipeline(files, folder / "pipeline"))
+        endpoints += of_triton("pipeline", EMBEDDING, server, is_ours=True)
+        server = stack.enter_context(pipeline(files, folder / "pooled", "Model"))
+        name = "pipeline, pooling in the model"
         endpoints += of_triton(name, EMBEDDING, server, is_ours=True)[1:2]
         server = stack.enter_context(handwritten.served(files, folder / "handwritten"))
         whole = of_triton("handwritten ensemble", handwritten.NAME, server, is_ours=False)
@@ -111,13 +110,11 @@ def all_servers(files: Path) -> Iterator[list[Endpoint]]:
         yield endpoints
 
 
-def document(implementation: str, placement: str) -> dict[str, Any]:
+def document(placement: str) -> dict[str, Any]:
     """Return the sample `embedding` with the limits that all servers have."""
     rows = {"maxBatchSize": encoder.MAX_ROWS}
-    tokenizer = {
-        "implementation": implementation,
-        "dynamicBatching": {"maxQueueDelayMicroseconds": encoder.MAX_DELAY_MS * 1000},
-    }
+    delay = encoder.MAX_DELAY_MS * 1000
+    tokenizer = {"dynamicBatching": {"maxQueueDelayMicroseconds": delay}}
     model = {"instances": {"count": encoder.WORKERS}, **rows}
     postprocess = {"placement": placement}
     changes = {"tokenizer": tokenizer, "model": model, "postprocess": postprocess}
@@ -125,14 +122,12 @@ def document(implementation: str, placement: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def pipeline(
-    implementation: str, files: Path, folder: Path, placement: str = "Step"
-) -> Iterator[LocalTriton]:
+def pipeline(files: Path, folder: Path, placement: str = "Step") -> Iterator[LocalTriton]:
     """Serve the pipeline as `tritonpipe serve` does."""
     native.install()
     folder.mkdir(parents=True)
     file = folder / "pipeline.yaml"
-    file.write_text(yaml.safe_dump(document(implementation, placement)), encoding="utf-8")
+    file.write_text(yaml.safe_dump(document(placement)), encoding="utf-8")
     rules = [rule.removeprefix("--source-map=") for rule in source_map(files)]
     with serve_locally(file, rules, folder=folder / "work", deadline=300) as served:
         yield served.server

@@ -1,7 +1,6 @@
 """Workloads for scaling tests: *documents*, *cleaner* and *short*.
 
-Each is a sample whose GPU step is a declared stand-in. Its tokenizer has the implementation that
-`TOKENIZER` selects.
+Each is a sample whose GPU step is a declared stand-in.
 
 *documents*: 16 texts of about 500 tokens per request. Tokenizing them is real CPU work that takes
 longer than the GPU step, so the workload really is CPU-bound. Its tokenizer is byte-level BPE,
@@ -29,7 +28,6 @@ from e2e.load.prepared import request_of
 from e2e.models import tree
 from e2e.models.bytepairs import sentences
 from e2e.suite.pipelines import merged, sample
-from e2e.tokenizer import is_native, with_implementation
 
 TOKENIZER = "hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json"
 TEXTS_SEED = 7
@@ -109,9 +107,8 @@ class Workload:
     @property
     def text(self) -> str:
         """What it is, in one line, for results and plots."""
-        tokenizer = f"{self.tokenizer}, native" if is_native() else self.tokenizer
         return (
-            f"{self.name}: {self.rows} x ~{self.tokens} tokens ({tokenizer}) per request, "
+            f"{self.name}: {self.rows} x ~{self.tokens} tokens ({self.tokenizer}) per request, "
             f"{self.low:g} to {self.high:g} requests/s"
         )
 
@@ -166,8 +163,7 @@ def _stand_in(microseconds: float) -> str:
 
 def _document(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample with changes to its spec."""
-    document = merged(sample(name), {"spec": changes})
-    return {**document, "spec": with_implementation(document["spec"])}
+    return merged(sample(name), {"spec": changes})
 
 
 def documents() -> Workload:
@@ -189,7 +185,7 @@ def documents() -> Workload:
         high=100.0,
         alone=55.0,
         slo=0.250,
-        service=0.0115 if is_native() else 0.0125,
+        service=0.0115,
         stand_ins=(_stand_in(0.5),),
         tokenizer="byte-level BPE",
     )

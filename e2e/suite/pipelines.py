@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 
 from e2e.suite.kube import KINDS, Kube, Object, wait_for
-from e2e.tokenizer import with_implementation
 from triton_pipelines.api import names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +45,10 @@ def sample(name: str) -> Object:
 def small(name: str, **spec: Any) -> Object:
     """Return a sample that requests little CPU and memory and terminates fast.
 
-    Its tokenizer has the implementation that `TOKENIZER` selects. `spec` overrides its spec
-    (mappings are merged, `None` removes a field).
+    `spec` overrides its spec (mappings are merged, `None` removes a field).
     """
     document = sample(name)
-    document["spec"] = with_implementation(merged(merged(document["spec"], SMALL), spec))
+    document["spec"] = merged(merged(document["spec"], SMALL), spec)
     return document
 
 

@@ -72,7 +72,7 @@ def test_all_semantic_findings_at_once_and_the_running_version_untouched(
                 "model": {"batching": {"preferredBatchSizes": [4, 4000]}, "maxBatchSize": 8},
                 "server": {
                     "args": ["--model-repository=/elsewhere", "--exit-on-error=true"],
-                    "env": [{"name": "TRITONPIPE_SITE", "value": "/x"}],
+                    "env": [{"name": "TRITONPIPE_CONTROL_KEY", "value": "x"}],
                 },
             }
         }
@@ -84,7 +84,7 @@ def test_all_semantic_findings_at_once_and_the_running_version_untouched(
         "InvalidSpec",
         stalled["message"],
     )
-    for named in ("--model-repository", "--exit-on-error", "TRITONPIPE_SITE"):
+    for named in ("--model-repository", "--exit-on-error", "TRITONPIPE_CONTROL_KEY"):
         assert named in stalled["message"]
     assert "findings: (1) spec." in stalled["message"]
     assert pipeline.wait_event("InvalidSpec")["type"] == "Warning"

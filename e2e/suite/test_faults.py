@@ -39,12 +39,12 @@ OWNED = (
 """Kinds of objects that a pipeline of two pods has."""
 WRITES = {"applied", "deleted", "resized"}
 """Messages of the operator's log about an object that it wrote."""
-# Sends SIGKILL to the tokenizer's process; every Triton image has python3.
-KILL_TOKENIZER = """
+# Sends SIGKILL to the postprocess's process; every Triton image has python3.
+KILL_POSTPROCESS = """
 import os, pathlib, signal
 for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
     command = path.read_bytes().decode().split('\\0')
-    if 'triton_python_backend_stub' in command[0] and '/tokenizer/' in command[1]:
+    if 'triton_python_backend_stub' in command[0] and '/postprocess/' in command[1]:
         os.kill(int(path.parent.name), signal.SIGKILL)
         print('killed', path.parent.name)
 """
@@ -193,15 +193,14 @@ def test_an_absent_api_server_affects_no_request(access: Access, tiny: TinyPipel
     assert_none_lost(load, {"old", "new"})
 
 
-def test_a_dead_tokenizer_is_noticed_and_healed_though_its_server_says_that_it_is_ready(
+def test_a_dead_step_is_noticed_and_healed_though_its_server_says_that_it_is_ready(
     kube: Kube, tiny: TinyPipeline
 ) -> None:
-    # The native tokenizer has no process of its own.
-    tiny.serve("old", tokenizer={"implementation": "Python"})
+    tiny.serve("old")
     (pod,) = tiny.serving_pods()
     name = pod["metadata"]["name"]
     kubectl = ("exec", f"--namespace={tiny.namespace}", name, "--container=triton", "--")
-    assert "killed" in kube.kubectl(*kubectl, "python3", "-c", KILL_TOKENIZER)
+    assert "killed" in kube.kubectl(*kubectl, "python3", "-c", KILL_POSTPROCESS)
     # Both conditions of one state: the next one may already be that of the new pod.
     seen = tiny.wait("the dead process in both conditions", _inference_failed, DETECTED_SECONDS)
     message = condition(seen["status"], "Ready")["message"]

@@ -20,7 +20,6 @@ from e2e.load.generator import Judge, Load, under_load
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import TOLERANCE, Pipeline, merged
 from e2e.suite.reach import Reach, is_answering
-from e2e.tokenizer import with_implementation
 from tests.support import tinymodel
 from triton_pipelines.api import names
 
@@ -76,7 +75,6 @@ def sources() -> list[Object]:
 def document(revision: str = "old", **spec: Any) -> Object:
     """Return the resource whose labels are `<revision>-0` and so on.
 
-    Its tokenizer has the implementation that `TOKENIZER` selects.
     `spec` is a JSON merge patch on its spec.
     """
     base = {
@@ -104,7 +102,7 @@ def document(revision: str = "old", **spec: Any) -> Object:
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": NAME},
-        "spec": with_implementation(merged(base, spec)),
+        "spec": merged(base, spec),
     }
 
 

@@ -62,7 +62,7 @@ pub extern "C" fn TRITONBACKEND_Initialize(_backend: *mut Handle) -> Error {
     if major != API.0 || minor < API.1 {
         let message = format!(
             "the native tokenizer needs backend API {}.{} or a later {}.x, this server has \
-             {major}.{minor}: use another server image, or set spec.tokenizer.implementation to Python",
+             {major}.{minor}: use another server image",
             API.0, API.1, API.0
         );
         return error(ERROR_UNSUPPORTED, &message);

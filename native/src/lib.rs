@@ -1,8 +1,8 @@
 //! The tokenizer step of a pipeline, as a backend of Triton.
 //!
-//! It takes the configuration of the Python step and gives the same answers and errors. Everything
-//! up to [`batch`] knows nothing of Triton and is unit-tested; [`backend`] binds it to Triton's C
-//! API, whose symbols the server provides when it loads the library.
+//! It reads its settings from the configuration of the model. Everything up to [`batch`] knows
+//! nothing of Triton and is unit-tested; [`backend`] binds it to Triton's C API, whose symbols the
+//! server provides when it loads the library.
 
 pub mod batch;
 pub mod encoder;

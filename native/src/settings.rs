@@ -1,4 +1,4 @@
-//! Settings of the step, from the model's configuration; the same as those of the Python step.
+//! Settings of the step, from the configuration of the model.
 
 use std::collections::BTreeMap;
 

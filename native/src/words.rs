@@ -2,7 +2,7 @@
 //!
 //! A tokenizer such as BERT's encodes each word independently, so the IDs of a text are those of
 //! its words in order. The components of a tokenizer show whether it works in this way, and sample
-//! texts verify it when the model loads. The rules are those of the Python step.
+//! texts verify it when the model loads.
 
 use std::collections::HashMap;
 

@@ -13,7 +13,6 @@ import yaml
 
 from tests.gpu.encoder import CLASSES, WEIGHTS, Shape
 from triton_pipelines.cli.documents import load_pipeline
-from triton_pipelines.cli.local_pipeline import default_tokenizer
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import render
 from triton_pipelines.loader.main import run as load
@@ -62,7 +61,7 @@ def lay_out(folder: Path, checkpoint: Path, shape: Shape, kind: str) -> Path:
     """
     file = folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document(shape, kind), sort_keys=False))
-    rendering = Options(tokenizer=default_tokenizer())
+    rendering = Options()
     pipeline, graph = load_pipeline(file, rendering)
     revision = folder / "revision"
     revision.mkdir()

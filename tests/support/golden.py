@@ -94,7 +94,7 @@ def text_of(name: str) -> str:
         step.implementation
         for step in graph.models
         if step.implementation
-        not in (Implementation.BACKEND, Implementation.CODE, Implementation.NATIVE_TOKENIZER)
+        not in (Implementation.BACKEND, Implementation.CODE, Implementation.TOKENIZER)
     ]
     runtime = {runtime_file(implementation): implementation.value for implementation in ours}
     parts = [

@@ -1,9 +1,10 @@
-"""Compare the native tokenizer with the Python step on generated tokenizers, texts and pairs.
+"""Compare the native tokenizer with the library on generated tokenizers, texts and pairs.
 
     make compare-native TEXTS=100000 SEED=1
 
-Both run in this process. Everything follows from the seed. With ``--record FILE``, the requests and
-the answers of the native tokenizer are recorded, for :mod:`tests.support.nativereplay`.
+The reference is :mod:`tests.support.tokenizeroracle`. Everything follows from the seed. With
+``--record FILE``, the requests and the answers of the native tokenizer are recorded, for
+:mod:`tests.support.nativereplay`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tests.support.python_backend import InferenceRequest, start_model, texts
+from tests.support.python_backend import texts
 from tests.support.randomtokenizers import KINDS, text
-from tests.support.testserver import Answer, NativeError, NativeModel
+from tests.support.testserver import NativeError, NativeModel
 from tests.support.tokenizerkinds import OUTPUTS
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+from tests.support.tokenizeroracle import TokenizerOracle, difference
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
 
 ROWS_PER_TOKENIZER = 100
 LENGTHS = (None, 4, 5, 8, 16, 33, 64, 512)
@@ -45,11 +47,11 @@ class Comparison:
         self.recording = recording
         """Receives the models and batches of the native tokenizer."""
         self.rows: Counter[str] = Counter()
-        """Texts and pairs that both answered or rejected, by kind of tokenizer."""
+        """Texts and pairs that were answered or rejected, by kind of tokenizer."""
         self.pairs = 0
         """Those that are pairs."""
         self.rejected: Counter[str] = Counter()
-        """Errors of the Python step by their kind, which the native one gave as well."""
+        """Expected errors by their kind, which the native tokenizer gave."""
         self.differences: list[str] = []
         """Descriptions of what differs."""
 
@@ -73,17 +75,17 @@ class Comparison:
             names, config, parameters = _settings(rng)
             where = f"{kind}, tokenizer {number} of seed {self.seed}, {parameters}"
             try:
-                python = start_model("tokenizer", folder, config, parameters)
+                oracle = TokenizerOracle(folder, config, parameters)
             except ValueError as error:
-                self._both_refuse(folder, config, parameters, str(error), where)
+                self._refused_load(folder, config, parameters, str(error), where)
                 return
             native = NativeModel(folder, config, parameters, self.recording)
             try:
-                self._requests(kind, rng, names, python, native, where)
+                self._requests(kind, rng, names, oracle, native, where)
             finally:
                 native.close()
 
-    def _both_refuse(
+    def _refused_load(
         self,
         folder: Path,
         config: dict[str, Any],
@@ -96,16 +98,16 @@ class Comparison:
             NativeModel(folder, config, parameters, self.recording).close()
         except ValueError as error:
             if expected not in str(error):
-                self.differences.append(f"{where}: load: {expected!r}, native {str(error)!r}")
+                self.differences.append(f"{where}: load: expected {expected!r}, but {str(error)!r}")
         else:
-            self.differences.append(f"{where}: loads, but Python says {expected!r}")
+            self.differences.append(f"{where}: load: expected {expected!r}, but it loads")
 
     def _requests(
         self,
         kind: str,
         rng: random.Random,
         names: list[str],
-        python: Any,
+        oracle: TokenizerOracle,
         native: NativeModel,
         where: str,
     ) -> None:
@@ -113,48 +115,16 @@ class Comparison:
         done = 0
         while done < ROWS_PER_TOKENIZER:
             batch = [_request(rng, names, words) for _ in range(rng.randint(1, 4))]
-            expected = _expected(python, batch)
-            for inputs, one, answer in zip(batch, expected, native.execute(batch), strict=True):
-                found = self._difference(one, answer)
+            answers = zip(batch, oracle.execute(batch), native.execute(batch), strict=True)
+            for inputs, expected, answer in answers:
+                self.rejected["request"] += isinstance(expected, NativeError)
+                found = difference(expected, answer)
                 if found:
                     self.differences.append(f"{where}: {found}; {_shown(inputs)}")
                 rows = min(len(column) for column in inputs.values())
                 self.rows[kind] += rows
                 self.pairs += rows * (len(names) == 2)
                 done += rows
-
-    def _difference(self, expected: Any, answer: Answer) -> str | None:
-        error = expected.error()
-        if error is not None:
-            self.rejected["request"] += 1
-            wanted = NativeError(error.code(), error.message())
-            return None if answer == wanted else f"{wanted}, native {_told(answer)}"
-        if isinstance(answer, NativeError):
-            return f"native {answer}"
-        arrays = expected.arrays()
-        if set(arrays) != set(answer):
-            return f"outputs {sorted(arrays)}, native {sorted(answer)}"
-        for name, array in arrays.items():
-            same = answer[name].dtype == array.dtype and np.array_equal(answer[name], array)
-            if not same:
-                return f"{name} {array.tolist()}, native {answer[name].tolist()}"
-        return None
-
-
-def _expected(python: Any, batch: list[dict[str, np.ndarray]]) -> list[Any]:
-    """Return the responses of the Python step; good requests as if the others had not been sent.
-
-    If a text cannot be tokenized, the Python step tokenizes each request alone, and with padding
-    Longest each request gets its own width. The native step pads the good requests together.
-    """
-    requests = [InferenceRequest(inputs) for inputs in batch]
-    responses = python.execute(requests)
-    good = [number for number, one in enumerate(responses) if one.error() is None]
-    if len(good) < len(batch):
-        again = python.execute([requests[number] for number in good])
-        for number, response in zip(good, again, strict=True):
-            responses[number] = response
-    return list(responses)
 
 
 def _settings(rng: random.Random) -> tuple[list[str], dict[str, Any], dict[str, str]]:
@@ -199,10 +169,6 @@ def _request(rng: random.Random, names: list[str], words: list[str]) -> dict[str
             drawn[0] = str(drawn[0]).encode()[:-1] + rng.choice((b"\xff", b"\xe2\x82", b"\xc3("))
         inputs[name] = texts(*drawn)
     return inputs
-
-
-def _told(answer: Answer) -> str:
-    return str(answer) if isinstance(answer, NativeError) else f"outputs {sorted(answer)}"
 
 
 def _shown(inputs: Inputs) -> str:

@@ -3,8 +3,8 @@
     make compare-native-arm64 TEXTS=10000 SEED=1
 
 `make compare-native` records its requests and the answers on this machine, which are those of the
-Python step. The library of the release then answers the same requests under qemu. The tests of the
-crate run there as well.
+tokenizers library. The library of the release then answers the same requests under qemu. The tests
+of the crate run there as well.
 """
 
 from __future__ import annotations

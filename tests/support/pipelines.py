@@ -21,6 +21,38 @@ ENSEMBLE, TOKENIZER, MODEL, POSTPROCESS = "pipeline", "tokenizer", "model", "pos
 LABELS = ("negative", "neutral", "positive")
 MAX_LENGTH = 32
 PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
+# A tokenizer as a user may write it: padded to the longest row of the request.
+CUSTOM_TOKENIZER = f"""
+import os, pathlib, sys
+sys.path += os.environ["TRITONPIPE_SITE"].split(os.pathsep)
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from tokenizers import Tokenizer
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = pathlib.Path(args["model_repository"]) / args["model_version"]
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_truncation({MAX_LENGTH})
+        self.tokenizer.enable_padding(pad_id=0)
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().ravel()
+        try:
+            rows = self.tokenizer.encode_batch([text.decode() for text in texts])
+        except UnicodeDecodeError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+        ids, mask = [row.ids for row in rows], [row.attention_mask for row in rows]
+        return pb_utils.InferenceResponse(
+            [
+                pb_utils.Tensor("input_ids", np.array(ids, np.int64)),
+                pb_utils.Tensor("attention_mask", np.array(mask, np.int64)),
+            ]
+        )
+"""
 
 
 def tensor(name: str, data_type: str, dims: str) -> str:
@@ -97,6 +129,13 @@ def tokenizer_parameters(padding: str, truncation: str) -> dict[str, str]:
     }
 
 
+def write_tokenizer(repository: Path, name: str, text: str) -> Path:
+    """Write the native tokenizer with a :func:`config`; return the version folder."""
+    library = native.library().read_bytes()
+    text = text.replace('backend: "python"', f'backend: "{names.NATIVE_TOKENIZER_BACKEND}"')
+    return write_model(repository, name, text, {names.NATIVE_TOKENIZER_LIBRARY: library})
+
+
 def write_pipeline(
     repository: Path,
     *,
@@ -105,13 +144,13 @@ def write_pipeline(
     pooling: bool = False,
     count: int = 1,
     delay_us: int = 0,
-    is_native: bool = False,
+    is_custom: bool = False,
 ) -> None:
     """Write a classifier, or with ``pooling`` an embedding, with ``count`` tokenizers.
 
     The classifier returns PROBABILITIES, LABEL and SCORE (top 2). The embedding is the normalized
-    mean. ``delay_us`` is how long the tokenizer waits to batch requests. The tokenizer is the
-    Python step, unless ``is_native``.
+    mean. ``delay_us`` is how long the tokenizer waits to batch requests. With ``is_custom``, the
+    tokenizer is :data:`CUSTOM_TOKENIZER`, which has neither ``padding`` nor ``truncation``.
     """
     ids = [tensor("input_ids", "TYPE_INT64", "-1"), tensor("attention_mask", "TYPE_INT64", "-1")]
     probabilities = [
@@ -135,11 +174,10 @@ def write_pipeline(
             "dynamic_batching { }",
             f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}",
         )
-    code: dict[str, str | bytes] = {"model.py": runtime.source("tokenizer")}
-    if is_native:
-        text = text.replace('backend: "python"', f'backend: "{names.NATIVE_TOKENIZER_BACKEND}"')
-        code = {names.NATIVE_TOKENIZER_LIBRARY: native.install().read_bytes()}
-    version = write_model(repository, TOKENIZER, text, code)
+    if is_custom:
+        version = write_model(repository, TOKENIZER, text, {"model.py": CUSTOM_TOKENIZER})
+    else:
+        version = write_tokenizer(repository, TOKENIZER, text)
     tinymodel.tokenizer().save(str(version / "tokenizer.json"))
 
     pads = {"pad_inputs": json.dumps({"input_ids": 0, "attention_mask": 0})}

@@ -2,9 +2,9 @@
 
 Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of
 its own, with Triton's usual ports), the loader (files of the revision's ConfigMap, counts of the
-live one), and the code of tokenizer and model, which costs what the test says: the tokenizer sleeps
-(or uses CPU) per request, the model sleeps per execution as a GPU computes. Everything else is the
-product's.
+live one), and the code of the model. A custom tokenizer and the model cost what the test says: the
+tokenizer sleeps (or uses CPU) per request, the model sleeps per execution as a GPU computes.
+Everything else is the product's.
 """
 
 from __future__ import annotations
@@ -291,7 +291,10 @@ async def world(
 
 SPEC: dict[str, Any] = {
     "tokenizer": {
-        "implementation": "Python",
+        "type": "Python",
+        "source": None,
+        "python": {"code": {"inline": STAND_IN}},
+        "outputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
         "instances": {"initial": 1, "min": 1, "max": 6},
         "dynamicBatching": {"preferredBatchSizes": None},
     },
@@ -304,8 +307,8 @@ SPEC: dict[str, Any] = {
 }
 """The sentiment pipeline, with a loop that is fast enough for a test.
 
-Its model is meant for a GPU; a stub replaces it. Stubs of the Python backend also replace the
-tokenizer, so that its costs can be chosen.
+Its model is meant for a GPU; a stub replaces it. Its tokenizer is custom code whose costs can be
+chosen.
 """
 
 
@@ -386,7 +389,6 @@ def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int])
             )
         )
     for model, code in (
-        ("tokenizer", STAND_IN),
         ("model", STAND_IN),
         ("postprocess", runtime_source("postprocess")),
     ):

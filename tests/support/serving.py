@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import tokenizer
+from e2e.local import native
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.reach import Endpoint
@@ -90,7 +90,7 @@ def begun(file: Path, *options: str, log: Path) -> Iterator[subprocess.Popen[str
 
     It is killed at the end if it is still running.
     """
-    tokenizer.prepare()
+    native.install()
     command = [*TRITONPIPE, "serve", str(file), *options]
     with (
         log.open("w") as output,

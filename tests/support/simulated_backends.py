@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tritonclient.http import InferenceServerClient
 
-from e2e import tokenizer
+from e2e.local import native
 from tests.support.triton import triton_server
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.cli.local_pipeline import prepare_model_repository
@@ -32,7 +32,7 @@ def on_simulated_backends(
     The loader lays it out below ``folder`` as in a pod. KIND_GPU becomes KIND_CPU,
     also in models that only custom code calls.
     """
-    tokenizer.prepare()
+    native.install()
     options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
     pipeline, graph = load_pipeline(file, options)
     models = prepare_model_repository(pipeline, _on_cpu(graph), options, folder, folder, sources)

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import json
 import struct
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def backend_api(major: int, minor: int) -> Iterator[None]:
 
 
 class NativeModel:
-    """A native tokenizer with one instance; close it after use."""
+    """A native tokenizer with one instance."""
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class NativeModel:
             recording.write(_model_entry(folder, text, refusal))
         if refusal:
             raise ValueError(refusal.decode())
+        self._unload = weakref.finalize(self, _library().testserver_unload, self._loaded)
 
     def execute(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Answer]:
         """Answer requests of BYTES tensors as one batch."""
@@ -130,8 +132,8 @@ class NativeModel:
         return [reader.answer() for _ in requests]
 
     def close(self) -> None:
-        """Unload the model."""
-        _library().testserver_unload(self._loaded)
+        """Unload the model; otherwise, the garbage collector does."""
+        self._unload()
 
     def _request(self, inputs: Mapping[str, np.ndarray]) -> bytes:
         parts = [struct.pack("<q", len(inputs))]
@@ -187,3 +189,15 @@ class _Reader:
             shape = [self._number() for _ in range(self._number())]
             arrays[name] = np.frombuffer(self._block(), _INTEGERS[data_type]).reshape(shape)
         return arrays
+
+
+def outputs_of(answer: Answer) -> dict[str, np.ndarray]:
+    """Return the outputs of a request that was answered."""
+    assert not isinstance(answer, NativeError), answer
+    return answer
+
+
+def error_of(answer: Answer) -> NativeError:
+    """Return the error of a request that was rejected."""
+    assert isinstance(answer, NativeError), f"answered with {sorted(answer)}"
+    return answer

@@ -34,7 +34,6 @@ from triton_pipelines.controllers.pipeline.deployment_progress import is_preflig
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.planner import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_after
-from triton_pipelines.controllers.pipeline.recorded_tokenizer import recorded_tokenizer
 from triton_pipelines.controllers.pipeline.server_certificate import ServerCertificate
 from triton_pipelines.controllers.pipeline.snapshot import (
     ModelState,
@@ -507,7 +506,6 @@ class World:
                 repr(self.options),
                 self.digests,
                 image,
-                repr(recorded_tokenizer(observed)),
                 known,
             ],
             sort_keys=True,

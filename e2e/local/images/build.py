@@ -105,7 +105,7 @@ def _operator() -> Path:
 
 
 def _native_tokenizer() -> None:
-    """Put the native tokenizer, which pipelines use by default, into the package of the image.
+    """Put the native tokenizer into the package of the image.
 
     Raises:
         ImageError: It cannot be built.

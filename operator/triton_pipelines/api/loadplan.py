@@ -136,7 +136,6 @@ class LoadPlan(LoadModel):
     checks: Annotated[tuple[PlanCheck, ...], Field(strict=False)] = ()
     pool: Annotated[tuple[PlanPool, ...], Field(strict=False)] = ()
     adapt: Annotated[tuple[PlanAdapt, ...], Field(strict=False)] = ()
-    site: Annotated[tuple[str, ...], Field(strict=False)] = ()
     libraries: Annotated[tuple[PlanLibrary, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")

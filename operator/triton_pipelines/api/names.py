@@ -76,7 +76,6 @@ DISK_VOLUMES: Final = (VOLUME_DATA, VOLUME_TMP, VOLUME_ENGINES)
 CLAIM_GPU: Final = "gpu"
 PATH_ROOT: Final = "/tritonpipe"
 PATH_MODELS: Final = f"{PATH_ROOT}/models"
-PATH_SITE: Final = f"{PATH_ROOT}/site"
 PATH_ENGINES: Final = "/tritonpipe-engines"
 PATH_CACHE: Final = "/tritonpipe-cache"
 # Folder of a shared volume with the engines, one subfolder per pipeline. The loader's own files are
@@ -96,6 +95,7 @@ PATH_CONTROL: Final = f"{PATH_CONFIG}/control"
 PATH_TERMINATION: Final = "/dev/termination-log"
 
 # --- environment ---
+# Folders of Python packages for the steps of a local server, which has none of its own.
 ENV_SITE: Final = "TRITONPIPE_SITE"
 ENV_CONTROL_KEY: Final = "TRITONPIPE_CONTROL_KEY"
 # With "1", ONNX Runtime (1.31 on Linux) sends no usage data to mobile.events.data.microsoft.com.

@@ -34,13 +34,6 @@ class TokenizerType(StrEnum):
     PYTHON = "Python"
 
 
-class TokenizerImplementation(StrEnum):
-    """What runs the tokenizer's file in the server."""
-
-    PYTHON = "Python"
-    NATIVE = "Native"
-
-
 class Padding(StrEnum):
     """The shape in which the tokenizer returns tokens; all modes give the same results."""
 
@@ -151,17 +144,7 @@ class Tokenizer(ApiModel):
         Field(
             description=(
                 "HuggingFace (the default) runs tokenizer.json with the Rust tokenizers "
-                "library. Python runs a custom model.py."
-            )
-        ),
-    ] = None
-    implementation: Annotated[
-        TokenizerImplementation | None,
-        Field(
-            description=(
-                "Native (the default) uses a library inside the server. Python (deprecated) uses "
-                "one process per instance. Both return the same results. Not allowed with type "
-                "Python."
+                "library, inside the server. Python runs a custom model.py."
             )
         ),
     ] = None
@@ -305,12 +288,6 @@ class Tokenizer(ApiModel):
             message="required for type Python and not allowed otherwise",
             holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
             field="python",
-        ),
-        FieldRule(
-            cel="!has(self.implementation) || !has(self.python)",
-            message="allowed only with type HuggingFace; type Python runs custom code",
-            holds=lambda t: t.implementation is None or t.python is None,
-            field="implementation",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",

@@ -15,16 +15,13 @@ from types import FrameType
 import typer
 from rich.console import Console
 
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.api.wording import listed
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
 from triton_pipelines.compile.graph.instance_groups import moved_to_cpu
-from triton_pipelines.compile.graph.options import DEFAULT_TOKENIZER
 from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.compile.render import render
-from triton_pipelines.loader import native_library
 from triton_pipelines.loader.main import run as load
 from triton_pipelines.loader.options import LoadOptions
 from triton_pipelines.loader.uris import SourceMap
@@ -104,14 +101,11 @@ def serve_locally(
     options = Options(
         substitute_runner=frozenset(CPU_FALLBACK_PLATFORMS),
         source_map=tuple(f"{prefix}={target}" for prefix, target in rules.rules),
-        tokenizer=default_tokenizer(),
     )
     pipeline, graph = load_pipeline(file, options)
     _check_backends(graph)
     _check_ports(ports)
     with _working_folder(folder) as workspace:
-        if note := tokenizer_note(pipeline, graph):
-            typer.echo(f"{pipeline.name}: {note}", err=True)
         # Paths in the rendered configs point into this folder.
         options = replace(
             options,
@@ -138,29 +132,6 @@ def serve_locally(
                 workspace,
                 lambda changed: with_cpu_instances(build(changed, options)),
             )
-
-
-def default_tokenizer() -> TokenizerImplementation:
-    """Return the default implementation of a tokenizer on this machine.
-
-    It is Python if the package has no library for the machine, as in a checkout without Rust.
-    """
-    return DEFAULT_TOKENIZER if native_library.is_available() else TokenizerImplementation.PYTHON
-
-
-def tokenizer_note(pipeline: InferencePipeline, graph: Graph) -> str:
-    """Return why the tokenizer does not run as it would in a cluster; empty if it does."""
-    tokenizer = pipeline.spec.tokenizer
-    if graph.tokenizer is None or tokenizer is None or tokenizer.implementation is not None:
-        return ""
-    if graph.tokenizer.implementation is not Implementation.TOKENIZER:
-        return ""
-    return (
-        f"spec.tokenizer.implementation is {TokenizerImplementation.PYTHON} instead of "
-        f"{DEFAULT_TOKENIZER}, because this installation has no native tokenizer for "
-        f"{native_library.machine()}; install the wheel of a release, or run `make native` in a "
-        "checkout"
-    )
 
 
 def _server(

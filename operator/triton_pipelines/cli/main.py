@@ -135,6 +135,9 @@ def _imported(command: str | None) -> typer.Typer:
 def main() -> None:
     """Run the command line; print an error as one message and exit with its code."""
     tolerate_encoding()
+    # Otherwise, gRPC writes lines to stderr for some frames that pods send: megabytes per probe. It
+    # reads the variable when it is imported. Its errors are reported anyway.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if (words := command_to_complete()) is not None:
         complete(application(words, names_only=True))
     called = Path(sys.argv[0]).name

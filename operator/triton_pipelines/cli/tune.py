@@ -37,7 +37,6 @@ from .option_groups import expand_options
 from .options import operator_options
 from .output import check_writable
 from .plot_output import check_plottable
-from .running_tokenizer import implementation_note, options_of_server
 from .shared_options import PipelineFile
 from .tune_options import (
     ClusterRunOptions,
@@ -146,12 +145,8 @@ def _tune_server(
     notify: Callable[[str], None],
 ) -> TuningReport:
     """Tune the pipeline on a running server."""
-    pipeline, _ = load_pipeline(file, options)
+    pipeline, graph = load_pipeline(file, options)
     check_rows(pipeline, settings.rows)
-    options = asyncio.run(options_of_server(pipeline, options, server, key))
-    graph = build(pipeline, options)
-    if note := implementation_note(options):
-        typer.echo(f"{pipeline.name}: {note}", err=True)
     target = TuningTarget(server, lambda changed: build(changed, options), key)
     return _run(target, pipeline, graph, settings, notify)
 

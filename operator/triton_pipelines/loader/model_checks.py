@@ -30,9 +30,8 @@ from triton_pipelines.loader.ragged import (
     not_understood,
 )
 from triton_pipelines.loader.repository import below, runs_on_cpu
-from triton_pipelines.loader.tokenizer_files import HighestTokenId, highest_token_id
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS, HighestTokenId, highest_token_id
 from triton_pipelines.loader.tokenizer_fit import TokenizerMismatch, find_mismatches, known_ids
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
 
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors that say nothing about the inspected file."""

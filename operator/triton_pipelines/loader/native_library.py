@@ -44,8 +44,8 @@ def copy_library(target: Path, library: PlanLibrary) -> None:
     if not is_available():
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"the loader has no native tokenizer for {machine()}; set {library.field} to "
-            "Python, or use an operator image that contains the native tokenizer",
+            f"this installation has no native tokenizer for {machine()}; use an operator image "
+            "or a wheel of a release, or run `make native` in a checkout",
             step=library.step,
             field=library.field,
         )

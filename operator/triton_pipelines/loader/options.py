@@ -64,11 +64,6 @@ class LoadOptions:
         return self.root / Path(names.PATH_MODELS).name
 
     @property
-    def site(self) -> Path:
-        """Return the folder of Python packages."""
-        return self.root / Path(names.PATH_SITE).name
-
-    @property
     def state(self) -> Path:
         """Return the folder of unfinished downloads and of records of finished ones.
 

@@ -23,7 +23,6 @@ from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.model_checks import ModelInspection
 from triton_pipelines.loader.native_library import copy_library
 from triton_pipelines.loader.options import LoadOptions
-from triton_pipelines.loader.python_packages import copy_package
 from triton_pipelines.loader.repository import below, prepare, write_files
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.sources import Folders
@@ -63,9 +62,6 @@ class RevisionLoader:
                 copy_library(below(options.models, library.path), library)
             except LoaderError as error:
                 self.errors.append(error)
-        for package in plan.site:
-            options.site.mkdir(parents=True, exist_ok=True)
-            copy_package(package, options.site)
         written = {
             str(path.relative_to(options.models)): done.source.uri
             for done in fetched.values()

@@ -12,16 +12,22 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
-from tokenizers.models import WordPiece
+from tokenizers.models import WordLevel, WordPiece
 
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.loader.errors import LoaderError
-from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
 
 TOKENIZER_JSON: Final = "tokenizer.json"
 VOCABULARY: Final = "vocab.txt"
 CONFIGURATION: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
+KNOWN_IDS: Final = "known_ids.json"
+"""File next to tokenizer.json if the model does not know some of its tokens.
+
+The content is {"ids": n}: the model knows the ids 0 to n - 1. The native tokenizer reads it.
+"""
+PAD_TOKENS: Final = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
+"""Tokens that pad rows if tokenizer.json sets no padding, as in the native tokenizer."""
 
 TRIED: Final = 64
 """Tokens of a vocabulary that are tried as texts if it does not encode the first text.
@@ -168,8 +174,40 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         # Special tokens do not affect how often the texts occur; the step may disable them.
-        pair_layout(tokenizer, special_tokens=False)
+        check_pair_template(tokenizer, special_tokens=False)
     return " and ".join(ignored) or None
+
+
+def check_pair_template(tokenizer: Any, special_tokens: bool) -> None:
+    """Check that pairs of texts can be cut, as the native tokenizer does at load.
+
+    Args:
+        tokenizer: a tokenizer that neither pads nor cuts.
+        special_tokens: whether texts get special tokens.
+
+    Raises:
+        ValueError: a text does not occur exactly once. After a cut, it would be unknown how many of
+            its tokens remain.
+    """
+    way_out = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
+    # A vocabulary made for this purpose: no text is sure to be in that of ``tokenizer``.
+    texts = Tokenizer(WordLevel({"0": 0, "1": 1}))
+    try:
+        with _library_errors_as_value_errors():
+            made = tokenizer.post_process(texts.encode("0"), texts.encode("1"), special_tokens)
+    except ValueError as error:
+        raise ValueError(
+            f"its post_processor does not combine two texts ({error.__cause__}): {way_out}"
+        ) from error
+    layout = [
+        token for word, token in zip(made.word_ids, made.ids, strict=True) if word is not None
+    ]
+    for text, name in enumerate(("first", "second")):
+        if (times := layout.count(text)) != 1:
+            raise ValueError(
+                f"its post_processor inserts the {name} text {times} times, but pairs can be"
+                f" truncated only if each text occurs once; {way_out}, or set truncation to Refuse"
+            )
 
 
 def _encodes(tokenizer: Any) -> None:
@@ -246,7 +284,7 @@ def highest_token_id(path: Path) -> HighestTokenId:
         for number, token in tokenizer.get_added_tokens_decoder().items()
         if not token.special
     ]
-    # As the tokenizer step does.
+    # As the native tokenizer does.
     pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
     ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1])]
     for texts in (("",), ("", "")):  # a template need not have a form for pairs

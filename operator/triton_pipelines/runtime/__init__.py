@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 _FUTURE: Final = "\nfrom __future__ import annotations\n"
-STEPS: Final = ("tokenizer", "postprocess", "onnx_runner")
+STEPS: Final = ("postprocess", "onnx_runner")
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 import grpc
@@ -28,8 +27,9 @@ from triton_pipelines.triton.errors import (
     TooLargeError,
     translate,
 )
-from triton_pipelines.triton.infer_requests import Array, input_tensor, stream_request
+from triton_pipelines.triton.infer_requests import Array, input_tensor, output_array, stream_request
 from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
+from triton_pipelines.triton.model_index import INDEX_ENTRIES_MAX, ModelIndexEntry
 from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
 from triton_pipelines.triton.service_client import ServiceClient
 from triton_pipelines.triton.tls import POD_CHANNEL_OPTIONS, TlsIdentity, open_channel
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 DEADLINE_S: Final = 5.0
 """Default deadline of a call, in seconds."""
+_DEADLINE_GRACE_S: Final = 1.0
 LOAD_DEADLINE_S: Final = 120.0
 """Deadline of a load, in seconds.
 
@@ -60,25 +61,6 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.http2.bdp_probe", 0),
     *POD_CHANNEL_OPTIONS,
 )
-
-
-@dataclass(frozen=True)
-class ModelIndexEntry:
-    """One entry of a pod's repository index."""
-
-    name: str
-    """Model."""
-    version: str
-    """"" for a model that has never been loaded."""
-    state: str
-    """READY, LOADING, UNLOADING, UNAVAILABLE, or "" for a model that has never been loaded."""
-    reason: str
-    """Why it is not ready; also set on a READY model whose last change failed."""
-
-    @property
-    def ready(self) -> bool:
-        """Return whether this version serves."""
-        return self.state == "READY"
 
 
 class TritonClient:
@@ -110,10 +92,12 @@ class TritonClient:
         self._deadline_s = deadline_s
         self._key = control_key
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
+        # Otherwise, the name of the relay.
+        plaintext = (("grpc.default_authority", address),)
         channel_options = [
             *_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", max_response_bytes),
-            *(tls.channel_options() if tls is not None else ()),
+            *(tls.channel_options() if tls is not None else plaintext),
         ]
         self._relay: LimitedRelay | None = None
         target = address
@@ -133,9 +117,11 @@ class TritonClient:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._client.close()
-        if self._relay is not None:
-            self._relay.close()
+        try:
+            await self._client.close()
+        finally:
+            if self._relay is not None:
+                self._relay.close()
 
     @property
     def received_bytes(self) -> int:
@@ -170,6 +156,11 @@ class TritonClient:
             deadline_s,
             headers=self._control,
         )
+        if len(answer.models) > INDEX_ENTRIES_MAX:
+            raise TooLargeError(
+                f"reading the repository index at {self.address}: it has more than "
+                f"{INDEX_ENTRIES_MAX} entries"
+            )
         return [
             ModelIndexEntry(model.name, model.version, model.state, self._masked(model.reason))
             for model in answer.models
@@ -320,9 +311,10 @@ class TritonClient:
 
     def _arrays(self, name: str, answer: InferResult) -> dict[str, Array]:
         try:
+            response = answer.get_response()
             return {
-                tensor.name: answer.as_numpy(tensor.name)
-                for tensor in answer.get_response().outputs
+                tensor.name: output_array(tensor, response.raw_output_contents[index : index + 1])
+                for index, tensor in enumerate(response.outputs)
             }
         except Exception as error:
             # The pod controls the content of a response: shapes, types and bytes may not fit
@@ -363,23 +355,27 @@ class TritonClient:
         if self._relay is not None and not self._relay.renew():
             deadline = await self._connect(self._relay, action, deadline)
         try:
-            answer = await method(client_timeout=deadline, **arguments)
+            # gRPC itself waits without end for a pod that does not read the request.
+            async with asyncio.timeout(deadline + _DEADLINE_GRACE_S):
+                answer = await method(client_timeout=deadline, **arguments)
+        except TimeoutError:
+            raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
         except InferenceServerException as error:
-            if self._relay is not None and self._relay.is_exceeded:
-                raise FloodError(
-                    f"{action} at {self.address}: the pod sent more than "
-                    f"{self._relay.bytes_max // 1024} KiB in response to one call"
-                ) from None
             detail = self._masked(error.message() or "")
+            if (relay := self._relay) is not None:
+                if relay.is_exceeded:
+                    sent = f"the pod sent more than {relay.bytes_max // 1024} KiB"
+                    text = f"{action} at {self.address}: {sent} in response to one call"
+                    raise FloodError(text) from None
+                detail = detail.replace(relay.target, self.address)
             raise translate(action, self.address, str(error.status() or ""), detail) from None
         except asyncio.CancelledError:
             # gRPC cancels its own calls when the channel closes; that is not a cancelled task.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise translate(
-                action, self.address, "CANCELLED", "the connection was closed"
-            ) from None
+            reason = "the connection was closed"
+            raise translate(action, self.address, "CANCELLED", reason) from None
         response = answer.get_response() if isinstance(answer, InferResult) else answer
         if not isinstance(response, UndecodedResponse):
             return answer

@@ -1,12 +1,13 @@
-"""Encode inference requests for Triton's gRPC API."""
+"""Encode inference requests for Triton's gRPC API, and decode outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
-from tritonclient.grpc import InferInput, service_pb2
+from tritonclient.grpc import InferInput, InferResult, service_pb2
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from triton_pipelines.triton.errors import RejectedError
@@ -59,3 +60,17 @@ def input_tensor(name: str, array: Array) -> InferInput:
     tensor = InferInput(name, list(array.shape), _data_type(name, array))
     tensor.set_data_from_numpy(array)
     return tensor
+
+
+def output_array(output: Any, content: Sequence[bytes]) -> Array:
+    """Return the content of an output, as the client library decodes it.
+
+    The library itself searches for each output among all of them. That takes seconds for thousands.
+
+    Args:
+        output: an output of a ``ModelInferResponse``.
+        content: its ``raw_output_contents``, if there are any.
+    """
+    response = SimpleNamespace(outputs=(output,), raw_output_contents=content)
+    array: Array = InferResult(response).as_numpy(output.name)
+    return array

@@ -22,6 +22,9 @@ OVERHEAD_BYTES: Final = 128 * 1024
 a stream that was canceled (at most 64 KiB: RFC 9113, 6.9.2)."""
 # Of the headers of frames and of TLS records, one per 16 KiB or less.
 _FRAMING_SHARE: Final = 1 / 64
+# What a read counts for at least. Each takes up to 0.1 ms, so a pod that sends its bytes one at a
+# time would take seconds.
+READ_BYTES_MIN: Final = 1024
 # Process, user and group of the peer, see SO_PEERCRED in unix(7).
 _PEER: Final = struct.Struct("3i")
 
@@ -48,7 +51,7 @@ class LimitedRelay:
         self._listener: asyncio.Server | None = None
         self._connecting = asyncio.Lock()
         self.received = 0
-        """Bytes that the pod has sent."""
+        """Bytes that the pod has sent, at least :data:`READ_BYTES_MIN` per read."""
         self.is_exceeded = False
         """Whether the connection was closed because the pod sent too much."""
 
@@ -75,10 +78,17 @@ class LimitedRelay:
             loop = asyncio.get_running_loop()
             host = self._host.removeprefix("[").removesuffix("]")
             _, pod = await loop.create_connection(lambda: _PodEnd(self), host, int(self._port))
+            try:
+                # Without listening, this does not wait, so that no cancellation loses the listener.
+                self._listener = await loop.create_unix_server(
+                    lambda: _GrpcEnd(self, pod), f"\0{self._socket_name}", start_serving=False
+                )
+                await self._listener.start_serving()
+            except BaseException:
+                pod.abort()
+                self.accepted()
+                raise
             self._pod = pod
-            self._listener = await loop.create_unix_server(
-                lambda: _GrpcEnd(self, pod), f"\0{self._socket_name}"
-            )
 
     def accepted(self) -> None:
         """End listening: gRPC has connected."""
@@ -87,9 +97,10 @@ class LimitedRelay:
             self._listener = None
 
     def count(self, size: int) -> bool:
-        """Count bytes from the pod; return whether they may be forwarded."""
-        self.received += size
-        self._bytes_left -= size
+        """Count the bytes of a read from the pod; return whether they may be forwarded."""
+        counted = max(size, READ_BYTES_MIN)
+        self.received += counted
+        self._bytes_left -= counted
         self.is_exceeded = self._bytes_left < 0
         return not self.is_exceeded
 
@@ -142,6 +153,12 @@ class _End(asyncio.Protocol):
             if end is not None and end.transport is not None:
                 end.transport.close()
 
+    def abort(self) -> None:
+        """Close both connections at once, whatever has not been forwarded."""
+        for end in (self, self.other):
+            if end is not None and end.transport is not None:
+                end.transport.abort()
+
 
 class _PodEnd(_End):
     """The connection to the pod."""
@@ -158,10 +175,8 @@ class _PodEnd(_End):
     def data_received(self, data: bytes) -> None:
         if self._relay.count(len(data)):
             super().data_received(data)
-            return
-        for end in (self, self.other):
-            if end is not None and end.transport is not None:
-                end.transport.abort()
+        else:
+            self.abort()
 
 
 class _GrpcEnd(_End):
@@ -183,6 +198,10 @@ class _GrpcEnd(_End):
             self.close()
         elif self._pod.transport is not None:
             self._pod.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Nothing is of use to the pod any more, and one that does not read would never be closed.
+        self.abort()
 
 
 def _is_own(peer: socket.socket) -> bool:

@@ -13,11 +13,7 @@ from typing import Final
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from triton_pipelines.triton.client import (
-    RESPONSE_BYTES_MAX,
-    ModelIndexEntry,
-    TritonClient,
-)
+from triton_pipelines.triton.client import RESPONSE_BYTES_MAX, TritonClient
 from triton_pipelines.triton.errors import (
     REASON_CHARACTERS_MAX,
     DeadBackendError,
@@ -34,6 +30,7 @@ from triton_pipelines.triton.errors import (
     classify,
 )
 from triton_pipelines.triton.faulty_tensor import FaultyTensor, rejected_input
+from triton_pipelines.triton.model_index import ModelIndexEntry
 from triton_pipelines.triton.output_faults import (
     FaultSeverity,
     OutputFault,

@@ -125,7 +125,6 @@ def test_a_whole_pipeline_from_mounted_folders(pod: Pod, minilm: Path) -> None:
             PlanCount(step="tokenizer", path="tokenizer/config.pbtxt", initial=1, min=1, max=4)
         ],
         checks=[check()],
-        site=["tokenizers"],
     )
     code, report = pod.load()
     assert (code, report.ok) == (0, True), pod.output
@@ -447,11 +446,7 @@ def test_rules_of_the_command_line_alone_count(
         "hf://": "http://line",
         "https://a/": "file:///b/",
     }
-    assert (options.models, options.site, options.state) == (
-        tmp_path / "models",
-        tmp_path / "site",
-        tmp_path / ".load",
-    )
+    assert (options.models, options.state) == (tmp_path / "models", tmp_path / ".load")
     with pytest.raises(SystemExit):
         parse_options(["--source-map=nonsense"])
 

@@ -16,8 +16,9 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.integration.loader.conftest import Pod
 from tests.support import builders, tinymodel
-from tests.support.python_backend import InferenceRequest, start_model, texts
+from tests.support.python_backend import texts
 from tests.support.raggedbackend import SimulatedBackend
+from tests.support.testserver import NativeModel, error_of, outputs_of
 from triton_pipelines.api.loadplan import LoadReason
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.render.model_config import parse
@@ -107,20 +108,16 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(
         for side in ("input", "output")
     }
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    step = start_model(
-        "tokenizer",
+    step = NativeModel(
         pod.models / "tokenizer",
         {"max_batch_size": config.max_batch_size, **tensors},
         parameters,
     )
     good, wrong = step.execute(
-        [
-            InferenceRequest({"TEXT": texts(*rows)})
-            for rows in (["good film"], ["good", "good [NEW] film"])
-        ]
+        [{"TEXT": texts(*rows)} for rows in (["good film"], ["good", "good [NEW] film"])]
     )
-    assert good.error() is None
-    assert wrong.error().message() == (
+    outputs_of(good)
+    assert error_of(wrong).message == (
         f"row 1 of TEXT contains the token [NEW] (id {VOCABULARY}), which the model does "
         "not know; remove this token from the text"
     )

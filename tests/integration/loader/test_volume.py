@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -150,76 +147,6 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
     code, report = small.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.NO_SPACE), small.output
     assert f"requires {SIZE + 1} bytes" in report.findings[0].message
-
-
-def _interpreter(version: str) -> str:
-    """Return a Python of ``version`` that starts.
-
-    A version manager may have a stub without an interpreter behind it.
-    """
-    found = shutil.which(f"python{version}")
-    if (
-        found is None
-        or subprocess.run([found, "-I", "-c", ""], capture_output=True, check=False).returncode != 0
-    ):
-        pytest.skip(f"no Python {version} on this machine")
-    return found
-
-
-@pytest.mark.parametrize("version", [None, "3.10", "3.12"])
-def test_tokenizers_work_from_the_site_folder_alone(
-    pod: Pod, minilm: Path, version: str | None
-) -> None:
-    """As in the stock Triton images (Python 3.10 and 3.12).
-
-    No package but what the loader copied.
-    """
-    interpreter = sys.executable if version is None else _interpreter(version)
-    pod.plan(site=["tokenizers"])
-    assert pod.load()[0] == 0, pod.output
-    assert pod.load()[0] == 0, pod.output
-    script = (
-        "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p] + [sys.argv[1]]\n"
-        "import tokenizers\n"
-        "assert tokenizers.__file__.startswith(sys.argv[1]), tokenizers.__file__\n"
-        "t = tokenizers.Tokenizer.from_file(sys.argv[2]); t.no_padding(); t.no_truncation()\n"
-        "print([e.ids for e in t.encode_batch_fast(['hello world'])])\n"
-        "print(sorted(m for m in sys.modules if m.partition('.')[0] in ('huggingface_hub', "
-        "'numpy', 'requests', 'httpx', 'tqdm')))\n"
-    )
-    done = subprocess.run(
-        [
-            interpreter,
-            "-I",
-            "-S",
-            "-B",
-            "-c",
-            script,
-            str(pod.options.site),
-            str(minilm / "tokenizer.json"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # [CLS] hello world [SEP] of the uncased BERT vocabulary.
-    assert done.stdout.splitlines() == ["[[101, 7592, 2088, 102]]", "[]"], done.stderr
-    assert sorted(path.name.partition("-")[0] for path in pod.options.site.iterdir()) == [
-        "tokenizers",
-        "tokenizers",
-    ]
-    assert not [
-        path
-        for path in pod.options.site.rglob("*")
-        if path.name == "__pycache__" or path.suffix == ".pyi"
-    ]
-
-
-def test_a_package_bound_to_one_python_is_refused(pod: Pod) -> None:
-    pod.plan(site=["numpy"])
-    code, report = pod.load()
-    assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
-    assert "install the abi3 wheel" in report.findings[0].message
 
 
 def test_sigterm_ends_the_loader_at_once(pod: Pod) -> None:

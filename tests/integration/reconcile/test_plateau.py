@@ -28,7 +28,7 @@ from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.shared_values import SharedValues
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.watches import WATCHED
-from triton_pipelines.controllers.pipeline import recorded_tokenizer, snapshot
+from triton_pipelines.controllers.pipeline import snapshot
 from triton_pipelines.controllers.pipeline.policies import last_good_spec
 
 pytestmark = [
@@ -47,7 +47,6 @@ NAME = re.compile(r"p-\d+-\d\d")
 _PACKAGE = "triton_pipelines."
 TEXT_CACHES = (
     last_good_spec._is_valid,
-    recorded_tokenizer._implementation_of,
     snapshot._record_of,
     snapshot.parse_state,
 )

@@ -15,15 +15,13 @@ from tests.support.recorder import until
 from tests.support.serving import SAMPLES, sample_sources, served
 
 pytestmark = pytest.mark.integration
-STEPS = ("tokenizer", "model", "postprocess")
+STEPS = ("model", "postprocess")
 REQUESTS, SAMPLE_EVERY = 6, 2
 
 
 def traced_sample(name: str, folder: Path, collector: Collector) -> Path:
     """The sample with tracing to the collector."""
     document = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))
-    # The native tokenizer has no span of its own.
-    document["spec"]["tokenizer"]["implementation"] = "Python"
     document["spec"]["observability"] = {
         "tracing": {"otlpEndpoint": collector.endpoint, "sampleEvery": SAMPLE_EVERY}
     }

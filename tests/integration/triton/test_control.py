@@ -44,7 +44,7 @@ EXAMPLE = {"TEXT": texts("the quick fox", "a dog")}
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("control")
-    pipelines.write_pipeline(path)
+    pipelines.write_pipeline(path, is_custom=True)
     return path
 
 
@@ -200,7 +200,7 @@ async def test_an_unreachable_pod_fails_the_probe() -> None:
 
 
 async def test_a_dead_python_process_fails_the_probe(tmp_path: Path) -> None:
-    pipelines.write_pipeline(tmp_path)
+    pipelines.write_pipeline(tmp_path, is_custom=True)
     with triton_server(tmp_path, [pipelines.ENSEMBLE]) as server:
         (pid,) = stubs(server, pipelines.TOKENIZER)
         os.kill(pid, signal.SIGKILL)
@@ -235,7 +235,7 @@ def test_a_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -> No
     (tmp_path / pipelines.TOKENIZER / "1" / "tokenizer.json").write_text("{")
     server = LocalTriton(tmp_path, [pipelines.ENSEMBLE], deadline_s=60, stop_s=2)
     with (
-        pytest.raises(LocalTritonError, match="tokenizer\\.json is not a valid tokenizer"),
+        pytest.raises(LocalTritonError, match="tokenizer\\.json: cannot be read as a tokenizer"),
         server,
     ):
         pass

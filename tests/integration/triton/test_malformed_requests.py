@@ -1,7 +1,7 @@
 """Thousands of malformed requests among good ones: each fails alone, and the server lives.
 
 The exception is measured, too: a BYTES tensor whose last length field points beyond its data fails
-the batch of a Python tokenizer in which it is (docs/user/malformed-requests.md).
+the batch of a custom tokenizer in which it is (docs/user/malformed-requests.md).
 """
 
 from __future__ import annotations
@@ -35,14 +35,10 @@ GROWTH_MAX_MIB = 64.0
 SEED = 20_261_123
 
 
-@pytest.fixture(scope="module", params=["Native", "Python"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalTriton]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
     repository = tmp_path_factory.mktemp("repository")
-    pipelines.write_pipeline(
-        repository, truncation="Refuse", delay_us=COMPANY_US, is_native=request.param == "Native"
-    )
+    pipelines.write_pipeline(repository, truncation="Refuse", delay_us=COMPANY_US)
     with triton_server(repository, [pipelines.ENSEMBLE]) as running:
         yield running
 
@@ -143,20 +139,20 @@ async def test_malformed_requests_fail_alone(
     record_property("figures", figures)
 
 
-@pytest.fixture(scope="module", params=["Native", "Python", "Python, one request at a time"])
+@pytest.fixture(scope="module", params=["native", "custom", "custom, one request at a time"])
 def other_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LocalTriton, bool]]:
     """A server, and whether a request can fail the others in the batch of its tokenizer."""
     repository = tmp_path_factory.mktemp("other")
-    is_native = request.param == "Native"
-    pipelines.write_pipeline(repository, truncation="Refuse", delay_us=30_000, is_native=is_native)
+    is_custom = request.param != "native"
+    pipelines.write_pipeline(repository, truncation="Refuse", delay_us=30_000, is_custom=is_custom)
     if "one request" in request.param:
         config = repository / pipelines.TOKENIZER / "config.pbtxt"
         lines = config.read_text().splitlines(keepends=True)
         config.write_text("".join(line for line in lines if "dynamic_batching" not in line))
     with triton_server(repository, [pipelines.ENSEMBLE]) as running:
-        yield running, request.param == "Python"
+        yield running, request.param == "custom"
 
 
 @pytest.mark.parametrize("kind", BEYOND)

@@ -1,4 +1,4 @@
-"""The native tokenizer and the Python step agree on generated tokenizers, texts and pairs.
+"""The native tokenizer agrees with the library on generated tokenizers, texts and pairs.
 
 `make compare-native` runs the same comparison for longer.
 """

@@ -1,6 +1,6 @@
-"""The native tokenizer in a real Triton gives the answers and errors of the Python step.
+"""The native tokenizer in a real Triton gives the answers and errors of the tokenizers library.
 
-The Python step runs in this process, on the same configuration and texts.
+The reference is :mod:`tests.support.tokenizeroracle`, with the same configuration and texts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from tokenizers import Tokenizer
 from e2e.models import tree
 from tests.support import pipelines, tinymodel
 from tests.support.pipelines import tensor
-from tests.support.python_backend import InferenceRequest, start_model, texts
+from tests.support.python_backend import texts
+from tests.support.testserver import Answer, NativeError, outputs_of
 from tests.support.tokenizerkinds import MAKES, OUTPUTS, TEXT, Make
+from tests.support.tokenizeroracle import TokenizerOracle, difference
 from tests.support.triton import write_model
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import PlanLibrary
 from triton_pipelines.loader.native_library import copy_library
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import RejectedError
 from triton_pipelines.triton.local_server import LocalTriton
@@ -41,7 +43,7 @@ PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
 TRUNCATIONS = ("LongestFirst", "OnlyFirst", "OnlySecond", "Refuse")
 COMPANY_US = 20_000
 LARGEST = 2**20
-"""Bytes of a text that the native step accepts."""
+"""Bytes of a text that the step accepts."""
 
 
 def config(name: str, outputs: dict[str, str], inputs: list[str], data_type: str) -> str:
@@ -56,7 +58,7 @@ def config(name: str, outputs: dict[str, str], inputs: list[str], data_type: str
 
 
 class Steps:
-    """One tokenizer as a native model in a server, and as a Python step in this process."""
+    """One tokenizer as a native model in a server, and the oracle of its answers."""
 
     def __init__(
         self,
@@ -84,14 +86,13 @@ class Steps:
         library = PlanLibrary(
             step="tokenizer",
             path=f"{self.name}/1/{names.NATIVE_TOKENIZER_LIBRARY}",
-            field="spec.tokenizer.implementation",
+            field="spec.tokenizer",
         )
         copy_library(version / names.NATIVE_TOKENIZER_LIBRARY, library)
         tokenizer.save(str(version / "tokenizer.json"))
         if known is not None:
             (version / KNOWN_IDS).write_text(json.dumps({"ids": known}))
         self._arguments = (
-            "tokenizer",
             version.parent,
             {
                 "max_batch_size": 64,
@@ -102,10 +103,10 @@ class Steps:
         )
 
     async def load(self, client: TritonClient) -> str | None:
-        """Load both; return the error of the Python step, which the native one must have too."""
+        """Load the model; return the expected error if it must not load."""
         expected = None
         try:
-            self._python = start_model(*self._arguments)
+            self._oracle = TokenizerOracle(*self._arguments)
         except ValueError as error:
             expected = str(error)
         if expected is None:
@@ -117,20 +118,21 @@ class Steps:
         return expected
 
     async def compare(self, client: TritonClient, inputs: dict[str, np.ndarray]) -> str | None:
-        """Send one request to both; return the error if that was the answer."""
-        (expected,) = self._python.execute([InferenceRequest(inputs)])
-        if expected.error() is not None:
+        """Send one request; return the error if that was the answer."""
+        expected = self.expected(inputs)
+        if isinstance(expected, NativeError):
             with pytest.raises(RejectedError) as caught:
                 await client.infer(self.name, inputs)
-            assert caught.value.reason == expected.error().message()
-            return str(expected.error().message())
-        answer = await client.infer(self.name, inputs)
-        arrays = expected.arrays()
-        assert set(answer) == set(arrays)
-        for name, array in arrays.items():
-            assert answer[name].dtype == array.dtype
-            np.testing.assert_array_equal(answer[name], array, err_msg=f"{name}: {inputs}")
+            assert caught.value.reason == expected.message
+            return expected.message
+        found = difference(expected, await client.infer(self.name, inputs))
+        assert found is None, f"{found}; {inputs}"
         return None
+
+    def expected(self, inputs: dict[str, np.ndarray]) -> Answer:
+        """Return the answer to a request without others in its batch."""
+        (answer,) = self._oracle.execute([inputs])
+        return answer
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +175,7 @@ def compare_all(steps: Steps, server: LocalTriton, requests: list[dict[str, np.n
         st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8), min_size=1, max_size=6
     ),
 )
-def test_answers_and_errors_are_those_of_the_python_step(
+def test_answers_and_errors_are_those_of_the_library(
     server: LocalTriton,
     make: Make,
     kinds: set[str],
@@ -229,7 +231,7 @@ def generated(seed: int, words: list[str], count: int) -> list[str]:
     return rows
 
 
-def test_the_samples_tokenizers_answer_as_the_python_step(server: LocalTriton) -> None:
+def test_the_samples_tokenizers_answer_as_the_library(server: LocalTriton) -> None:
     compared = 0
     for number, file in enumerate(sample_tokenizers()):
         tokenizer = Tokenizer.from_file(str(file))
@@ -277,11 +279,8 @@ def test_a_bad_request_fails_alone_with_the_same_words(server: LocalTriton, padd
             )
             for array, answer in zip(good * 4, answers, strict=False):
                 assert isinstance(answer, dict), answer
-                (expected,) = steps._python.execute([InferenceRequest({"TEXT": array})])
-                width = expected.arrays()["input_ids"].shape[1]
-                np.testing.assert_array_equal(
-                    answer["input_ids"][:, :width], expected.arrays()["input_ids"]
-                )
+                ids = outputs_of(steps.expected({"TEXT": array}))["input_ids"]
+                np.testing.assert_array_equal(answer["input_ids"][:, : ids.shape[1]], ids)
             for answer in answers[len(good) * 4 :]:
                 assert isinstance(answer, Exception)
             assert all("ends beyond its tensor" in str(answer) for answer in answers[-3:])

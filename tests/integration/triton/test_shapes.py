@@ -60,7 +60,7 @@ def write_tokenizer(
     config = pipelines.config(name, inputs, outputs, parameters, max_batch_size=max_batch_size)
     if not max_batch_size:
         config = config.replace("dynamic_batching { }\n", "")
-    version = write_model(repository, name, config, {"model.py": runtime.source("tokenizer")})
+    version = pipelines.write_tokenizer(repository, name, config)
     tinymodel.tokenizer().save(str(version / "tokenizer.json"))
 
 

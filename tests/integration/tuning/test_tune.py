@@ -19,22 +19,19 @@ import yaml
 from google.protobuf import json_format
 
 from tests.support.serving import ROOT, run, run_here, sample_sources
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.api.tuning_status import TuningStatus
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.cli.local_pipeline import (
-    default_tokenizer,
     prepare_model_repository,
     with_cpu_instances,
 )
-from triton_pipelines.cli.running_tokenizer import implementation_note, options_of_server
 from triton_pipelines.compile.graph import Graph, Options, build
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline
 from triton_pipelines.compile.render.model_config import configs
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.tools.loadgen import LoadSpec
-from triton_pipelines.tools.tuner import BatchingSetting, TuneError, TuningTarget
+from triton_pipelines.tools.tuner import BatchingSetting, TuningTarget
 from triton_pipelines.tools.tuner.load_measurement import measurement_of
 from triton_pipelines.tools.tuner.measured_server import MeasuredServer
 from triton_pipelines.tools.tuner.settings import setting_of
@@ -94,7 +91,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canary]:
 def serving(file: Path, folder: Path) -> Iterator[Canary]:
     """Serve the resource of a file as a canary does."""
     (folder / "key").write_text(KEY)
-    options = Options(tokenizer=default_tokenizer())
+    options = Options()
     pipeline, graph = load_pipeline(file, options)
     sources = SourceMap.parse(rule.removeprefix("--source-map=") for rule in sample_sources())
     models = prepare_model_repository(
@@ -165,18 +162,12 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
 
 
 async def test_a_cheaper_padding_is_tried_on_the_server_and_taken_back(tmp_path: Path) -> None:
-    """The time of the step is proportional to its tokens, which Fixed pads to 512 per text.
-
-    The server runs the former default implementation, which the resource does not name.
-    """
+    """The time of the step is proportional to its tokens, which Fixed pads to 512 per text."""
     rows = {"maxBatchSize": 32}
     file = written(tmp_path / "fixed.yaml", tokenizer={"padding": "Fixed"}, model=rows)
-    former = {"padding": "Fixed", "implementation": "Python"}
-    served = written(tmp_path / "served.yaml", tokenizer=former, model=rows)
-    with serving(served, tmp_path) as canary:
+    with serving(file, tmp_path) as canary:
         done = run("tune", str(file), *canary.arguments, *SHORT, "--slo", "200", seconds=240)
         assert done.returncode == 0, done.stderr
-        assert "runs the tokenizer with implementation Python" in done.stderr
         async with TritonClient(canary.server.grpc_address) as client:
             tokenizer = await client.model_config("tokenizer")
         assert tokenizer.parameters["tritonpipe.padding"].string_value == "Fixed"
@@ -272,25 +263,3 @@ def test_a_pipeline_without_an_slo_is_refused(tmp_path: Path) -> None:
     assert code == 1
     assert "spec.slo.p99Milliseconds" in errors
     assert "--slo" in errors
-
-
-async def test_a_server_with_the_former_default_of_the_tokenizer_is_measured(
-    canary: Canary, tmp_path: Path
-) -> None:
-    """The operator keeps that default for pipelines that ran before it changed."""
-    file = written(tmp_path / "python.yaml", tokenizer={"implementation": "Python"})
-    with serving(file, tmp_path) as former:
-        default = Options()
-        options = await options_of_server(
-            canary.pipeline, default, former.server.grpc_address, None
-        )
-        assert options.tokenizer is TokenizerImplementation.PYTHON
-        graph = build(canary.pipeline, options)
-        async with MeasuredServer(former.target, canary.pipeline, graph) as server:
-            assert server.notes == []
-        assert await options_of_server(former.pipeline, default, "127.0.0.1:1", None) is default
-        native = build(canary.pipeline, default)
-        with pytest.raises(TuneError, match="backend python"):
-            await MeasuredServer(former.target, canary.pipeline, native).__aenter__()
-    assert "Python" in implementation_note(options)
-    assert implementation_note(default) == ""

@@ -102,3 +102,18 @@ def test_an_unknown_command_is_told_beside_all_others() -> None:
     made = {command.name for command in cli.application("nonsense").registered_commands}
     assert {"validate", "serve", "operator", "load"} <= made
     assert [command.name for command in cli.application("load").registered_commands] == ["load"]
+
+
+def test_grpc_does_not_write_what_pods_cause_it_to_write() -> None:
+    """gRPC reads the variable when it is imported, which is after the command line has started."""
+    program = (
+        "import atexit, os, sys; sys.argv[1:] = ['operator', '--help'];"
+        " os.environ.pop('GRPC_VERBOSITY', None); from triton_pipelines.cli import main;"
+        " sys.stderr.write(str('grpc' in sys.modules));"
+        " atexit.register(lambda: sys.stderr.write(os.environ['GRPC_VERBOSITY'])); main.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "FalseNONE"
+    assert done.returncode == 0

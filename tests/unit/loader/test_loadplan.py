@@ -58,7 +58,6 @@ PLAN = {
             "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
         }
     ],
-    "site": ["tokenizers"],
 }
 
 

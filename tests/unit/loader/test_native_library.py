@@ -11,7 +11,7 @@ from triton_pipelines.api.loadplan import PlanLibrary
 from triton_pipelines.loader import native_library
 from triton_pipelines.loader.errors import LoaderError
 
-LIBRARY = PlanLibrary(step="tokenizer", path="tok/1/lib.so", field="spec.tokenizer.implementation")
+LIBRARY = PlanLibrary(step="tokenizer", path="tok/1/lib.so", field="spec.tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,14 @@ def test_the_library_is_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert target.read_bytes() == b"library"
 
 
-def test_a_loader_without_the_library_names_the_field(
+def test_a_loader_without_the_library_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr(native_library, "path", lambda: tmp_path / "absent.so")
     monkeypatch.setattr(native_library, "machine", lambda: "riscv64")
     with pytest.raises(LoaderError) as caught:
         native_library.copy_library(tmp_path / LIBRARY.path, LIBRARY)
-    assert "spec.tokenizer.implementation" in str(caught.value)
+    assert "no native tokenizer for riscv64; use an operator image" in str(caught.value)
     messages.check(str(caught.value))
-    assert (caught.value.step, caught.value.field) == ("tokenizer", "spec.tokenizer.implementation")
+    assert (caught.value.step, caught.value.field) == ("tokenizer", "spec.tokenizer")
     assert not (tmp_path / LIBRARY.path).exists()

@@ -17,7 +17,6 @@ PLAN = {
     "namespace": "n",
     "revision": "0123456789",
     "files": [],
-    "site": [],
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,19 @@ from triton_pipelines.controllers.scaling_limits import limits_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 2**20
+NATIVE: Mapping[str, Any] = {}
+CUSTOM: Mapping[str, Any] = {
+    "type": "Python",
+    "source": None,
+    "python": {"code": {"inline": "x = 1"}},
+    "outputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
+}
 
 
-def limits(implementation: str, **server: Any) -> PipelineLimits:
+def limits(tokenizer: Mapping[str, Any], **server: Any) -> PipelineLimits:
     """Return the limits of the sample of long documents."""
     sample = yaml.safe_load((ROOT / "manifests/samples/documents.yaml").read_text())
-    sample["spec"]["tokenizer"]["implementation"] = implementation
+    sample["spec"]["tokenizer"] |= tokenizer
     sample["spec"]["server"] = server
     pipeline, findings = parse(sample)
     assert pipeline is not None
@@ -39,29 +47,29 @@ def cap(found: PipelineLimits, memory_mib: int = 800) -> GrowthCap:
     return growth_caps(found, [load], cpu_budget(found, [load], cpu), cpu)["tokenizer"]
 
 
-@pytest.mark.parametrize("implementation", ["Python", "Native"])
-def test_the_sample_grows_to_its_maximum(implementation: str) -> None:
-    reached = cap(limits(implementation))
+@pytest.mark.parametrize("tokenizer", [NATIVE, CUSTOM], ids=["native", "custom"])
+def test_the_sample_grows_to_its_maximum(tokenizer: Mapping[str, Any]) -> None:
+    reached = cap(limits(tokenizer))
     assert (reached.count, reached.kind) == (8, CapKind.MAXIMUM)
 
 
 def test_the_first_growth_of_native_instances_needs_no_measured_duration() -> None:
-    python, native = (limits(one).actuation for one in ("Python", "Native"))
-    assert python is None
+    custom, native = (limits(one).actuation for one in (CUSTOM, NATIVE))
+    assert custom is None
     assert native is not None
     assert native < 1
 
 
 def test_only_processes_need_shared_memory() -> None:
     small = {"sharedMemory": "256Mi"}
-    assert cap(limits("Python", **small)).kind is CapKind.SHARED_MEMORY
-    assert cap(limits("Native", **small)).kind is CapKind.MAXIMUM
+    assert cap(limits(CUSTOM, **small)).kind is CapKind.SHARED_MEMORY
+    assert cap(limits(NATIVE, **small)).kind is CapKind.MAXIMUM
 
 
 def test_a_native_instance_is_charged_for_its_word_cache() -> None:
     small = {"resources": {"limits": {"memory": "2Gi"}}}
-    python, native = (limits(one, **small) for one in ("Python", "Native"))
-    assert (python.steps[0].memory_bytes, native.steps[0].memory_bytes) == (400 * MIB, 32 * MIB)
+    custom, native = (limits(one, **small) for one in (CUSTOM, NATIVE))
+    assert (custom.steps[0].memory_bytes, native.steps[0].memory_bytes) == (400 * MIB, 32 * MIB)
     # 146 MiB are left below 95 % of the limit.
-    assert (cap(python, 1800).count, cap(python, 1800).kind) == (2, CapKind.MEMORY)
+    assert (cap(custom, 1800).count, cap(custom, 1800).kind) == (2, CapKind.MEMORY)
     assert (cap(native, 1800).count, cap(native, 1800).kind) == (6, CapKind.MEMORY)

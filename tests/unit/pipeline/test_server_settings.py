@@ -9,7 +9,6 @@ import pytest
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.support.builders import built, options
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.quantities import bytes_of, cpu, memory, millis
 from triton_pipelines.compile.graph.server_settings import server_version
@@ -97,22 +96,22 @@ def test_memory_is_spelled_as_the_api_server_stores_it(given: int, expected: str
 
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}}
 # The expected values are computed independently: 250m and 2Gi for the server, 100m and 256Mi for
-# every other python process, and 64Mi of shared memory for the server and for every python process
-# at the tokenizer's maximum. The memory limit includes the shared memory.
+# every python process, and 64Mi of shared memory for the server and for every python process. The
+# memory limit includes the shared memory.
 CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str]]] = [
     # tokenizer 1 (max 4), postprocess 1; requests 250+100+1000, limits 250+100+4000
-    ({}, (), ("1350m", "4350m", f"{2048 + 256 + 400}Mi", f"{2048 + 256 + 1600 + 384}Mi", "384Mi")),
+    ({}, (), ("1350m", "4350m", f"{2048 + 256 + 400}Mi", f"{2048 + 256 + 1600 + 128}Mi", "128Mi")),
     # no postprocess
     (
         {"postprocess": None},
         (),
-        ("1250m", "4250m", f"{2048 + 400}Mi", f"{2048 + 1600 + 320}Mi", "320Mi"),
+        ("1250m", "4250m", f"{2048 + 400}Mi", f"{2048 + 1600 + 64}Mi", "64Mi"),
     ),
     # the runner is one more process
     (
         {},
         ("onnxruntime_onnx",),
-        ("1450m", "4450m", f"{2048 + 512 + 400}Mi", f"{2048 + 512 + 1600 + 448}Mi", "448Mi"),
+        ("1450m", "4450m", f"{2048 + 512 + 400}Mi", f"{2048 + 512 + 1600 + 192}Mi", "192Mi"),
     ),
     # two instances on each of three GPUs: six processes, and the postprocess
     (
@@ -122,8 +121,8 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str
             "1950m",
             "4950m",
             f"{2048 + 7 * 256 + 400}Mi",
-            f"{2048 + 7 * 256 + 1600 + 64 * 12}Mi",
-            f"{64 * 12}Mi",
+            f"{2048 + 7 * 256 + 1600 + 64 * 8}Mi",
+            f"{64 * 8}Mi",
         ),
     ),
     # on CPU the count is the whole
@@ -137,8 +136,8 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str
             "1550m",
             "4550m",
             f"{2048 + 3 * 256 + 400}Mi",
-            f"{2048 + 3 * 256 + 1600 + 64 * 8}Mi",
-            f"{64 * 8}Mi",
+            f"{2048 + 3 * 256 + 1600 + 64 * 4}Mi",
+            f"{64 * 4}Mi",
         ),
     ),
     (
@@ -150,18 +149,18 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str
             "postprocess": None,
         },
         (),
-        ("1250m", "1750m", "4Gi", f"{5 * 1024 + 256}Mi", "256Mi"),
+        ("1250m", "1750m", "4Gi", f"{5 * 1024 + 64}Mi", "64Mi"),
     ),
     # what the user wrote wins; what is left out is computed
     (
         {"server": {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}},
         (),
-        ("1", "1", "1Gi", "1Gi", "384Mi"),
+        ("1", "1", "1Gi", "1Gi", "128Mi"),
     ),
     (
         {"server": {"resources": {"requests": {"cpu": "9", "memory": "9Gi"}}}},
         (),
-        ("9", "9", "9Gi", f"{9 * 1024 + 384}Mi", "384Mi"),
+        ("9", "9", "9Gi", f"{9 * 1024 + 128}Mi", "128Mi"),
     ),
     (
         {"server": {"sharedMemory": "1Gi"}},
@@ -175,10 +174,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str
 def test_sizes(
     changes: dict[str, Any], substitute: tuple[str, ...], expected: tuple[str, str, str, str, str]
 ) -> None:
-    given = options(
-        substitute_runner=frozenset(substitute), tokenizer=TokenizerImplementation.PYTHON
-    )
-    one = built(given, **changes)
+    one = built(options(substitute_runner=frozenset(substitute)), **changes)
     size = sizes(one.pipeline, one.graph)
     assert (
         size.cpu_request,

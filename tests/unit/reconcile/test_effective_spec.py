@@ -67,12 +67,6 @@ CHOICES = {
     "reverted": VerifiedPadding(Padding.BUCKETED, (64,), "it was", revert_reason="slow"),
 }
 MEASURED = st.sampled_from(list(CHOICES))
-# Load plans of a revision with a Python tokenizer, with a native one, and an edited one.
-PYTHON_PLAN = {names.KEY_PLAN: json.dumps({"version": 1})}
-NATIVE_PLAN = {
-    names.KEY_PLAN: json.dumps({"version": 1, "libraries": [{"step": "tokenizer"}, "edited"]})
-}
-PLANS = ({}, PYTHON_PLAN, NATIVE_PLAN, {names.KEY_PLAN: '{"libraries": 1}'})
 
 
 def content(made: CompiledPipeline | list[Finding]) -> Any:
@@ -133,7 +127,7 @@ def worlds(draw: st.DrawFn) -> Snapshot:
     if image is not None:
         record = {"template": {}, "serverImage": image}
         children["ConfigMap", names.revision_name("sentiment", name)] = {
-            "data": {names.KEY_TEMPLATE: json.dumps(record)} | draw(st.sampled_from(PLANS))
+            "data": {names.KEY_TEMPLATE: json.dumps(record)}
         }
     return replace(
         observed,

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support import builders
 from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.controllers.pipeline.planner import Plan
 
 RENDERED: dict[str, Any] = {}
@@ -88,14 +87,10 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(
-        loader=st.sampled_from(["a", "b"]),
-        may_roll=st.booleans(),
-        tokenizer=st.sampled_from(TokenizerImplementation),
-    )
-    def release(self, loader: str, may_roll: bool, tokenizer: TokenizerImplementation) -> None:
+    @rule(loader=st.sampled_from(["a", "b"]), may_roll=st.booleans())
+    def release(self, loader: str, may_roll: bool) -> None:
         self.world.options = builders.options(
-            loader_image=f"registry.example/triton-pipelines:{loader}", tokenizer=tokenizer
+            loader_image=f"registry.example/triton-pipelines:{loader}"
         )
         self.world.may_roll = may_roll
 

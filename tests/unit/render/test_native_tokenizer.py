@@ -1,4 +1,4 @@
-"""The implementation changes what runs the tokenizer, and nothing else."""
+"""The native tokenizer runs as a backend library; only custom code runs as Python processes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import graph, options, pipeline
+from tests.support.builders import graph, pipeline
 from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, NATIVE_TOKENIZER_LIBRARY
-from triton_pipelines.api.tokenizer import TokenizerImplementation
-from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.quantities import bytes_of
 from triton_pipelines.compile.render.model_config import configs, parse
 from triton_pipelines.compile.render.model_repository import load_plan, repository
 
-NATIVE: dict[str, Any] = {"tokenizer": {"truncation": "Refuse", "instances": {"max": 4}}}
-PYTHON: dict[str, Any] = {"tokenizer": {**NATIVE["tokenizer"], "implementation": "Python"}}
+NATIVE: dict[str, Any] = {"tokenizer": {"instances": {"max": 4}}}
+CUSTOM: dict[str, Any] = {
+    "tokenizer": {
+        **NATIVE["tokenizer"],
+        "type": "Python",
+        "source": None,
+        "python": {"code": {"inline": "x = 1"}},
+        "outputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
+    }
+}
 
 
-@pytest.mark.proves("spec.tokenizer.implementation", "parsed")
-def test_only_the_backend_differs_in_the_configs() -> None:
-    python, native = configs(graph(**PYTHON)), configs(graph(**NATIVE))
-    config = parse(native["tokenizer"])
-    assert config.backend == NATIVE_TOKENIZER_BACKEND
-    config.backend = "python"
-    assert config == parse(python.pop("tokenizer"))
-    native.pop("tokenizer")
-    assert native == python
+@pytest.mark.parametrize(
+    ("spec", "backend"), [(NATIVE, NATIVE_TOKENIZER_BACKEND), (CUSTOM, "python")]
+)
+def test_the_backend_of_a_tokenizer(spec: dict[str, Any], backend: str) -> None:
+    assert parse(configs(graph(**spec))["tokenizer"]).backend == backend
 
 
 def test_the_plan_names_the_library_and_no_python_file() -> None:
@@ -36,29 +38,18 @@ def test_the_plan_names_the_library_and_no_python_file() -> None:
     assert "tokenizer/1/model.py" not in files
     (library,) = load_plan(one, files, "nlp", "abc").libraries
     assert library.path == f"tokenizer/1/{NATIVE_TOKENIZER_LIBRARY}"
-    assert (library.step, library.field) == ("tokenizer", "spec.tokenizer.implementation")
+    assert (library.step, library.field) == ("tokenizer", "spec.tokenizer")
 
 
-def test_plans_of_python_steps_keep_their_bytes() -> None:
-    one = graph(**PYTHON)
+def test_plans_of_custom_code_have_no_library() -> None:
+    one = graph(**CUSTOM)
     assert "libraries" not in load_plan(one, repository(one), "nlp", "abc").to_json()
 
 
-@pytest.mark.parametrize("default", TokenizerImplementation)
-@pytest.mark.parametrize("written", [None, *TokenizerImplementation])
-def test_the_default_applies_only_to_a_tokenizer_without_the_field(
-    default: TokenizerImplementation, written: TokenizerImplementation | None
-) -> None:
-    fields = {} if written is None else {"implementation": written.value}
-    one = build(pipeline(tokenizer=fields), options(tokenizer=default))
-    assert one.tokenizer is not None
-    assert one.tokenizer.native == ((written or default) is TokenizerImplementation.NATIVE)
-
-
 def test_native_instances_are_sized_without_shared_memory() -> None:
-    python = sizes(pipeline(**PYTHON), graph(**PYTHON))
+    custom = sizes(pipeline(**CUSTOM), graph(**CUSTOM))
     native = sizes(pipeline(**NATIVE), graph(**NATIVE))
-    assert native.cpu_limit == python.cpu_limit
-    assert native.memory_request == python.memory_request
-    saved = bytes_of(python.shared_memory) - bytes_of(native.shared_memory)
+    assert native.cpu_limit == custom.cpu_limit
+    assert native.memory_request == custom.memory_request
+    saved = bytes_of(custom.shared_memory) - bytes_of(native.shared_memory)
     assert saved == 4 * 64 * 1024**2

@@ -292,7 +292,7 @@ OWNED: list[tuple[Any, str, str]] = [
             words,
         )
         for name, words in [
-            ("TRITONPIPE_SITE", "set by the operator"),
+            ("TRITONPIPE_CONTROL_KEY", "set by the operator"),
             ("AIP_MODE", "set by the operator"),
             ("NVIDIA_VISIBLE_DEVICES", "server.gpu"),
         ]

@@ -302,7 +302,10 @@ def test_any_server(resource: dict[str, Any], given_options: Any) -> None:
 BREAKS: list[tuple[dict[str, Any], str]] = [
     ({"server": {"args": ["--http-port=9"]}}, "spec.server.args[0]"),
     ({"server": {"version": "22.01"}}, "spec.server.version"),
-    ({"server": {"env": [{"name": "TRITONPIPE_SITE", "value": ""}]}}, "spec.server.env[0].name"),
+    (
+        {"server": {"env": [{"name": "TRITONPIPE_CONTROL_KEY", "value": ""}]}},
+        "spec.server.env[0].name",
+    ),
     (
         {"tokenizer": {"source": {"uri": "https://u:p@h/x", "revision": None, "path": None}}},
         "spec.tokenizer.source.uri",

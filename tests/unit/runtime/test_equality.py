@@ -1,6 +1,7 @@
 """Test for the same answer in every padding mode, at every cost of a run, in every batch.
 
-Tokenizer, runner and postprocess run together, with rows alone or batched.
+Runner and postprocess run together after the tokens of the tokenizers library, with rows alone or
+batched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 from tests.support import pipelines, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
+from tests.support.testserver import outputs_of
+from tests.support.tokenizeroracle import TokenizerOracle
 
 TOLERANCE = 1e-5
 TOKENS = [
@@ -49,20 +52,15 @@ REQUESTS = st.lists(st.lists(TEXT, min_size=1, max_size=5), min_size=1, max_size
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every tokenizer, runner and the postprocess step by name."""
+    """Every padding of tokens, every runner and the postprocess step by name."""
     folder = tmp_path_factory.mktemp("equality")
     tinymodel.write(folder / "1")
     text = [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}]
     found = {
-        padding: start(
-            "tokenizer",
+        padding: TokenizerOracle(
             folder,
-            text,
-            TOKENS,
-            {
-                f"tritonpipe.{name}": value
-                for name, value in pipelines.tokenizer_parameters(padding, "LongestFirst").items()
-            },
+            {"max_batch_size": 64, "input": text, "output": TOKENS},
+            pipelines.tokenizer_parameters(padding, "LongestFirst"),
         )
         for padding in pipelines.PADDINGS
     }
@@ -93,7 +91,8 @@ def answers(
 ) -> list[np.ndarray]:
     """Probabilities of every request, all steps called once with all of them."""
     feeds: list[dict[str, np.ndarray]] = [{"TEXT": texts(*rows)} for rows in requests]
-    for step in (padding, runner, "postprocess"):
+    feeds = [outputs_of(answer) for answer in steps[padding].execute(feeds)]
+    for step in (runner, "postprocess"):
         responses = steps[step].execute([InferenceRequest(feed) for feed in feeds])
         feeds = [response.arrays() for response in responses]
         if step == runner:

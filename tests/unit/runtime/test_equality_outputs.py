@@ -21,6 +21,8 @@ from tests.support import pipelines, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.raggedbackend import SimulatedBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, WIDTH, Encoder, Head, Places, make
+from tests.support.testserver import outputs_of
+from tests.support.tokenizeroracle import TokenizerOracle
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 
@@ -57,11 +59,9 @@ class Case:
         self.plain.enable_truncation(pipelines.MAX_LENGTH)
         text = [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}]
         self.tokenizers = {
-            padding: start(
-                "tokenizer",
+            padding: TokenizerOracle(
                 folder,
-                text,
-                TOKENS,
+                {"max_batch_size": 64, "input": text, "output": TOKENS},
                 pipelines.tokenizer_parameters(padding, "LongestFirst"),
             )
             for padding in pipelines.PADDINGS
@@ -152,7 +152,8 @@ class Case:
         self, padding: str, model: str, batch: Sequence[Sequence[str]]
     ) -> list[dict[str, np.ndarray]]:
         """All steps called once with all requests of a batch."""
-        tokens = executed(self.tokenizers[padding], [{"TEXT": texts(*rows)} for rows in batch])
+        requests = [{"TEXT": texts(*rows)} for rows in batch]
+        tokens = [outputs_of(one) for one in self.tokenizers[padding].execute(requests)]
         made = self.models[model](tokens)
         pooled = executed(
             self.mean,

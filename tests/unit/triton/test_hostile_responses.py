@@ -13,12 +13,13 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from tritonclient.grpc import model_config_pb2, service_pb2
+from tritonclient.grpc import InferResult, model_config_pb2, service_pb2
 
 from tests.support.messages import Messages
 from tests.support.peakmemory import MIB, peak_growth
 from triton_pipelines.triton.client import RESPONSE_BYTES_MAX, TritonClient
 from triton_pipelines.triton.errors import RejectedError, TooLargeError
+from triton_pipelines.triton.model_index import INDEX_ENTRIES_MAX
 from triton_pipelines.triton.output_faults import ProbeRequest
 from triton_pipelines.triton.probe import probe
 from triton_pipelines.triton.response_limits import (
@@ -249,3 +250,38 @@ def test_the_number_of_fields_is_limited() -> None:
     encoded = memoryview(many.SerializeToString())
     assert len(encoded) < DESCRIPTION_BYTES_MAX
     assert description_bytes(encoded, (6,)) > DESCRIPTION_BYTES_MAX
+
+
+async def test_the_number_of_models_is_limited() -> None:
+    index = service_pb2.RepositoryIndexResponse()
+    for number in range(INDEX_ENTRIES_MAX):
+        index.models.add(name=str(number), version="1", state="READY")
+    largest = index.SerializeToString()
+    async with pod(RepositoryIndex=largest) as address, TritonClient(address) as client:
+        assert len(await client.repository_index()) == INDEX_ENTRIES_MAX
+    index.models.add()
+    too_large = index.SerializeToString()
+    async with pod(RepositoryIndex=too_large) as address, TritonClient(address) as client:
+        with pytest.raises(TooLargeError, match="more than 2000 entries"):
+            await client.repository_index()
+
+
+async def test_each_output_is_decoded_without_a_search_among_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library's own search takes seconds for a few thousand outputs."""
+    response = service_pb2.ModelInferResponse()
+    for number in range(FIELDS_MAX // 2):
+        response.outputs.add(name=str(number), datatype="FP32", shape=[1])
+        response.raw_output_contents.append(np.float32(number).tobytes())
+    searched = []
+    decode = InferResult.as_numpy
+
+    def counted(result: InferResult, name: str) -> object:
+        searched.append(len(result.get_response().outputs))
+        return decode(result, name)
+
+    monkeypatch.setattr(InferResult, "as_numpy", counted)
+    arrays = TritonClient("pod:1")._arrays("m", InferResult(response))
+    assert [float(array[0]) for array in arrays.values()] == list(range(FIELDS_MAX // 2))
+    assert sum(searched) == FIELDS_MAX // 2

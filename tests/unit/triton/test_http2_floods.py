@@ -18,8 +18,10 @@ from tests.support import http2
 from tests.support.certificates import HOST, Authority
 from tests.support.http2 import GRPC, Pod, field, frame, headers, serving
 from tests.support.loopback import listening
+from triton_pipelines.triton import client as client_module
 from triton_pipelines.triton.client import RESPONSE_BYTES_MAX, TritonClient
 from triton_pipelines.triton.errors import (
+    DeadlineError,
     FloodError,
     RejectedError,
     TritonError,
@@ -27,6 +29,7 @@ from triton_pipelines.triton.errors import (
 )
 from triton_pipelines.triton.limited_relay import (
     OVERHEAD_BYTES,
+    READ_BYTES_MIN,
     LimitedRelay,
     limit_with_overhead,
 )
@@ -198,16 +201,85 @@ async def test_a_request_that_is_not_read_does_not_fill_the_relay() -> None:
         writer.write(frame(http2.WINDOW_UPDATE, largest_windows[1]))
         await asyncio.Event().wait()
 
-    async with listening(serve) as address, TritonClient(address, deadline_s=SECONDS) as client:
-        rows = {"X": np.zeros((64, 1024, 256), np.float32)}  # 64 MiB
-        call = asyncio.create_task(client.infer("m", rows))
-        ends = await relay_ends(client)
+    rows = {"X": np.zeros((64, 1024, 256), np.float32)}  # 64 MiB
+    async with listening(serve) as address:
+        async with TritonClient(address, deadline_s=SECONDS) as client:
+            call = asyncio.create_task(client.infer("m", rows))
+            ends = await relay_ends(client)
+            async with asyncio.timeout(SECONDS):
+                while ends[1].is_reading():
+                    assert ends[0].get_write_buffer_size() < 1024**2
+                    await asyncio.sleep(0)
+            assert ends[0].get_write_buffer_size() > 0
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        # The connection does not wait until the pod reads.
         async with asyncio.timeout(SECONDS):
-            while ends[1].is_reading():
-                assert ends[0].get_write_buffer_size() < 1024**2
+            while True:
+                if not ends[0].get_write_buffer_size():
+                    break
                 await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_a_deadline_holds_though_the_pod_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_DEADLINE_GRACE_S", 0.1)
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(http2.SETTINGS, struct.pack(">HI", 4, 2**31 - 1)))
+        writer.write(frame(http2.WINDOW_UPDATE, struct.pack(">I", 2**31 - 2**16)))
+        await asyncio.Event().wait()
+
+    rows = {"X": np.zeros((64, 1024, 256), np.float32)}  # 64 MiB
+    async with (
+        listening(serve) as address,
+        TritonClient(address) as client,
+        asyncio.timeout(SECONDS),
+    ):
+        with pytest.raises(DeadlineError):
+            await client.infer("m", rows, deadline_s=1.0)
+
+
+async def test_many_small_reads_count_as_larger_ones() -> None:
+    """Each read takes about as long as forwarding some KiB."""
+    relay = LimitedRelay("pod:1", 10 * READ_BYTES_MIN)
+    assert [relay.count(1) for _ in range(11)] == [True] * 10 + [False]
+    assert relay.received == 11 * READ_BYTES_MIN
+
+
+async def test_a_connect_that_is_canceled_anywhere_leaves_nothing_behind() -> None:
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with listening(serve) as address:
+        for iterations in range(100):
+            relay = LimitedRelay(address, 1024)
+            connecting = asyncio.ensure_future(relay.connect())
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            if connecting.done():
+                break
+            connecting.cancel()
+            await asyncio.wait({connecting})
+            await relay.connect()
+            relay.close()
+        assert connecting.done()
+        await connecting
+        relay.close()
+        assert iterations > 1
+
+
+async def test_an_error_names_the_pod_and_not_the_relay() -> None:
+    """The relay's name differs from probe to probe, and would make each error a new one."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with listening(serve) as address, TritonClient(address) as client:
+        with pytest.raises(UnreachableError) as caught:
+            await client.repository_index()
+        assert f"last error: UNAVAILABLE: {address}: " in str(caught.value)
 
 
 async def test_only_this_process_reaches_the_pod() -> None:

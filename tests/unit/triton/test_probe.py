@@ -12,9 +12,9 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from tests.support.python_backend import texts
-from triton_pipelines.triton.client import ModelIndexEntry
 from triton_pipelines.triton.errors import translate
 from triton_pipelines.triton.infer_requests import Array
+from triton_pipelines.triton.model_index import ModelIndexEntry
 from triton_pipelines.triton.output_faults import FaultSeverity, ProbeRequest, find_output_fault
 from triton_pipelines.triton.probe import ProbeResult, probe
 

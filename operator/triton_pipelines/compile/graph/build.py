@@ -80,9 +80,7 @@ def build(
             if _has_rows_of_texts(spec, declared)
             else text_dims(spec, tokenizer_batch)
         )
-        steps.append(
-            tokenizer_step(spec, tokenizer_batch, padding, tokens, dims, options.tokenizer)
-        )
+        steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, dims))
     steps += _model_steps(declared, context, readers, padding)
     last = _postprocess_steps(spec, steps, tokens, tokenizer_batch)
     steps = [*steps, *repeated_steps(spec, [*steps, *last]), *last]

@@ -48,8 +48,8 @@ def cost_fingerprint(
     Included: every step with its source and its batching, the tokenizer except for its padding,
     instance counts, the settings of the server that the spec sets (image, GPU, CPU, nodes), the
     implementation that runs each step, and the content of ConfigMap sources (``digests``: step →
-    hash). Not included: the latency SLO, on which no cost depends, and the operator's defaults of
-    the image and of the tokenizer's implementation.
+    hash). Not included: the latency SLO, on which no cost depends, and the default of the server
+    image.
     """
     spec: dict[str, Any] = pipeline.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True

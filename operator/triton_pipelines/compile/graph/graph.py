@@ -40,8 +40,7 @@ class Role(StrEnum):
 class Implementation(StrEnum):
     """The code that runs a step."""
 
-    TOKENIZER = "tokenizer"  # runtime/tokenizer/model.py
-    NATIVE_TOKENIZER = "native_tokenizer"  # the library of native/
+    TOKENIZER = "tokenizer"  # the library of native/
     POSTPROCESS = "postprocess"  # runtime/postprocess/model.py
     ONNX_RUNNER = "onnx_runner"  # runtime/onnx_runner/model.py
     CODE = "code"  # the user's model.py
@@ -249,7 +248,7 @@ class Step:
     @property
     def native(self) -> bool:
         """Return whether the step runs in the operator's own backend library."""
-        return self.implementation is Implementation.NATIVE_TOKENIZER
+        return self.implementation is Implementation.TOKENIZER
 
     @property
     def computes_on_cpu(self) -> bool:

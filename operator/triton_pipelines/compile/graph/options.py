@@ -8,12 +8,10 @@ from enum import StrEnum
 from typing import Final
 
 from triton_pipelines.api.names import PATH_ENGINES, PATH_MODELS
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 
 DEFAULT_SERVER_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 DEFAULT_KEY_SECRET = "triton-pipelines-operator-key"  # noqa: S105 - a name
 DEFAULT_LOADER_IMAGE = "triton-pipelines/operator:0.1.0"
-DEFAULT_TOKENIZER: Final = TokenizerImplementation.NATIVE
 # Platform or backend → family of server images that carries it; all others are of the default
 # family.
 IMAGE_FAMILIES = {"vllm": "vllm", "tensorrtllm": "tensorrtllm"}
@@ -90,9 +88,6 @@ class Options:
     """Namespace of the operator."""
     family_images: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_FAMILY_IMAGES))
     """Default images of platforms that the common image lacks (vllm, tensorrtllm)."""
-    tokenizer: TokenizerImplementation = DEFAULT_TOKENIZER
-    """Implementation of built-in tokenizers whose spec names none. It differs from the default for
-    a pipeline that runs the other one, and on a machine without the library."""
     models_path: str = PATH_MODELS
     """Folder of the model repository as the server sees it."""
     engines_path: str = PATH_ENGINES

@@ -62,7 +62,6 @@ FLAG_RELEASES = {
 # an argument.
 OWNED_ENVIRONMENT = frozenset(
     {
-        names.ENV_SITE,
         names.ENV_CONTROL_KEY,
         "TOKENIZERS_PARALLELISM",
         "RAYON_NUM_THREADS",

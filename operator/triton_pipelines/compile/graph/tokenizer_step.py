@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import InstanceKind
 from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
-from triton_pipelines.api.tokenizer import (
-    Padding,
-    Tokenizer,
-    TokenizerImplementation,
-    TokenizerOutput,
-)
+from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerOutput
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import (
@@ -29,12 +23,6 @@ from .fetches import inline_code, python_fetches, python_parameters, tokenizer_f
 from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, Tensor
 from .instance_groups import one_group
 from .tokenizer_settings import TokenizerSettings
-
-# The implementation of a built-in tokenizer by its backend.
-IMPLEMENTATION_OF_BACKEND: Final[Mapping[str, TokenizerImplementation]] = {
-    "python": TokenizerImplementation.PYTHON,
-    names.NATIVE_TOKENIZER_BACKEND: TokenizerImplementation.NATIVE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +127,6 @@ def tokenizer_step(
     padding: PaddingChoice,
     tokens: Tokens,
     text_dims: tuple[int, ...],
-    default: TokenizerImplementation,
 ) -> Step:
     """Return the tokenizer as a step.
 
@@ -149,7 +136,6 @@ def tokenizer_step(
         padding: The effective padding.
         tokens: The tokenizer's outputs by name.
         text_dims: Shape of the texts that it reads.
-        default: The implementation of a built-in tokenizer whose spec names none.
     """
     tokenizer = spec.tokenizer
     assert tokenizer is not None
@@ -158,15 +144,13 @@ def tokenizer_step(
     length = row_length(tokenizer) if padding.chosen is Padding.FIXED else -1
     settings = _settings(tokenizer, padding, tokens) if tokenizer.python is None else None
     kind = tokenizer.instances.kind or InstanceKind.CPU
-    implementation = _implementation(tokenizer, default)
-    native = implementation is Implementation.NATIVE_TOKENIZER
     return Step(
         name=TOKENIZER,
         role=Role.TOKENIZER,
         model_name=tokenizer.model_name,
-        implementation=implementation,
+        implementation=Implementation.TOKENIZER if settings else Implementation.CODE,
         platform="",
-        backend=names.NATIVE_TOKENIZER_BACKEND if native else "python",
+        backend=names.NATIVE_TOKENIZER_BACKEND if settings else "python",
         max_batch_size=max_batch_size,
         inputs=_text_inputs(tokenizer, text_dims),
         outputs=token_tensors(tokens, length, batched),
@@ -190,15 +174,6 @@ def tokenizer_step(
         config_patch=tokenizer.config_patch,
         tokenizer=settings,
     )
-
-
-def _implementation(tokenizer: Tokenizer, default: TokenizerImplementation) -> Implementation:
-    """Return the code that runs the tokenizer: the user's, else as written, else the default."""
-    if tokenizer.python is not None:
-        return Implementation.CODE
-    if (tokenizer.implementation or default) is TokenizerImplementation.NATIVE:
-        return Implementation.NATIVE_TOKENIZER
-    return Implementation.TOKENIZER
 
 
 def row_length(tokenizer: Tokenizer | None) -> int:

@@ -40,10 +40,8 @@ from triton_pipelines.compile.validation import ServerFacts
 
 from .model_config import configs
 
-# Python packages that the loader copies for the stock Triton image, which contains only numpy.
-SITE_PACKAGES = ("tokenizers",)
 _WITHOUT_RUNTIME_FILE = frozenset(
-    {Implementation.BACKEND, Implementation.CODE, Implementation.NATIVE_TOKENIZER}
+    {Implementation.BACKEND, Implementation.CODE, Implementation.TOKENIZER}
 )
 
 
@@ -115,12 +113,11 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
         checks=tuple(check for step in graph.models if (check := _check(step, graph)) is not None),
         pool=tuple(_pool(step, step.pooling) for step in graph.models if step.pooling is not None),
         adapt=tuple(_adapt(step, max_length) for step in graph.models if step.flat),
-        site=SITE_PACKAGES,
         libraries=tuple(
             PlanLibrary(
                 step=step.name,
                 path=f"{step.model_name}/{VERSION_FOLDER}/{names.NATIVE_TOKENIZER_LIBRARY}",
-                field=f"{step.path}.implementation",
+                field=step.path,
             )
             for step in graph.models
             if step.native

@@ -243,7 +243,6 @@ def _triton_resources(pipeline: InferencePipeline, graph: Graph) -> dict[str, An
 def _triton_environment(pipeline: InferencePipeline, revision: str) -> list[dict[str, Any]]:
     server = pipeline.spec.server
     environment: list[dict[str, Any]] = [
-        {"name": names.ENV_SITE, "value": names.PATH_SITE},
         # One thread per instance: tokenizer libraries would otherwise count the node's cores, not
         # the container's share.
         {"name": "TOKENIZERS_PARALLELISM", "value": "false"},

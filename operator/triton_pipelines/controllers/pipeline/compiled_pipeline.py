@@ -19,7 +19,6 @@ from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
 from . import padding_choices, ragged_fallback
-from .recorded_tokenizer import RecordedTokenizer, recorded_tokenizer
 from .snapshot import Snapshot
 
 
@@ -66,8 +65,6 @@ class CompileInputs:
     """Hashes of ConfigMap sources by step."""
     image: str | None = None
     """Default server image that this spec was first compiled with; ``None`` if it was not."""
-    tokenizer: RecordedTokenizer | None = None
-    """Implementation of the tokenizer that this spec keeps; ``None`` for the default."""
     choices: padding_choices.VerifiedPaddings = field(default_factory=dict)
     """Measured padding modes."""
     ragged_rejections: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +89,6 @@ class CompileInputs:
         return cls(
             digests=dict(snapshot.digests),
             image=record["serverImage"] if record is not None else None,
-            tokenizer=recorded_tokenizer(snapshot),
             choices=padding_choices.recorded(snapshot),
             ragged_rejections=ragged_fallback.recorded(snapshot),
             reports=ragged_fallback.ragged_unsupported(snapshot),
@@ -122,24 +118,6 @@ def compile_parsed(
         The compiled pipeline, or every finding.
     """
     options = _with_recorded_image(pipeline, inputs, options)
-    recorded = inputs.tokenizer
-    if recorded is None:
-        return _compile(pipeline, inputs, options)
-    # A changed spec gets the default, unless no pod would be replaced otherwise.
-    kept = _compile(pipeline, inputs, replace(options, tokenizer=recorded.implementation))
-    if not recorded.revision or _has_name(kept, recorded.revision):
-        return kept
-    return _compile(pipeline, inputs, options)
-
-
-def _has_name(compiled: CompiledPipeline | list[Finding], revision: str) -> bool:
-    return isinstance(compiled, CompiledPipeline) and compiled.revision.name == revision
-
-
-def _compile(
-    pipeline: InferencePipeline, inputs: CompileInputs, options: Options
-) -> CompiledPipeline | list[Finding]:
-    """Compile a spec with the measured padding, if it can be used."""
     choice = (
         inputs.choices.get(cost_fingerprint(pipeline, options, inputs.digests))
         if inputs.choices and uses_auto_padding(pipeline.spec.tokenizer)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition
-from triton_pipelines.api.tokenizer import TokenizerImplementation
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.effective_padding import PaddingChoice
-from triton_pipelines.compile.graph.graph import Implementation
 
 from .actions import Deletion
 from .deployment_progress import serves_whole
@@ -23,12 +21,6 @@ from .policies.rollout import Rollout
 from .policies.slo_guard import watched_until
 from .snapshot import Object, Snapshot
 from .state import SloGuardState
-
-# What spec.tokenizer.implementation calls the code that runs a built-in tokenizer.
-_WRITTEN: Final[Mapping[Implementation, TokenizerImplementation]] = {
-    Implementation.TOKENIZER: TokenizerImplementation.PYTHON,
-    Implementation.NATIVE_TOKENIZER: TokenizerImplementation.NATIVE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ class Stage:
     """Server image, as the revision's ConfigMap recorded it."""
     options: Options
     graph: Graph
-    """The graph, with the effective padding and the effective implementation of the tokenizer."""
+    """The graph, with the effective padding."""
     recommended: Callable[[Mapping[str, Any]], str]
     """Returns the revision that a patch would create; empty for none."""
 
@@ -70,15 +62,13 @@ class Stage:
         return self.graph.padding
 
     def pinned_tokenizer(self) -> dict[str, Any]:
-        """Return fields of ``spec.tokenizer`` that pin its effective settings for a Job.
+        """Return fields of ``spec.tokenizer`` that pin its effective padding for a Job.
 
-        The Job knows neither what the loader rejected nor what was measured, and its default of the
-        implementation may be another one. Fields that follow from the resource alone are left out.
+        The Job knows neither what the loader rejected nor what was measured. Fields that follow
+        from the resource alone are left out.
         """
         fields: dict[str, Any] = {}
-        step, choice = self.graph.tokenizer, self.padding
-        if step is not None and step.implementation in _WRITTEN:
-            fields["implementation"] = _WRITTEN[step.implementation].value
+        choice = self.padding
         if choice is not None and (choice.refused or choice.measured):
             fields["padding"] = choice.chosen.value
             if choice.measured and choice.buckets:

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.names import NATIVE_TOKENIZER_BACKEND, RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.tokenizer import Padding, Truncation
-from triton_pipelines.compile.graph.options import DEFAULT_TOKENIZER
-from triton_pipelines.compile.graph.tokenizer_step import IMPLEMENTATION_OF_BACKEND
 
 from .import_notes import ModelRepositoryError
 from .repository import RepositoryModel
@@ -40,7 +38,7 @@ def parameters(model: RepositoryModel) -> dict[str, str]:
 def runtime_step_of(model: RepositoryModel) -> RuntimeStep | None:
     """Return which built-in step a model is; ``None`` for any other model."""
     values = parameters(model)
-    if model.backend in IMPLEMENTATION_OF_BACKEND and "outputs" in values and "text" in values:
+    if model.backend == NATIVE_TOKENIZER_BACKEND and "outputs" in values and "text" in values:
         return RuntimeStep.TOKENIZER
     if model.backend != "python":
         return None
@@ -53,10 +51,7 @@ def tokenizer_fields(model: RepositoryModel) -> dict[str, Any]:
     """Return the fields of ``tokenizer`` from its parameters and outputs."""
     values = parameters(model)
     kinds = _object(model, "outputs")
-    implementation = IMPLEMENTATION_OF_BACKEND[model.backend]
-    fields: dict[str, Any] = (
-        {} if implementation is DEFAULT_TOKENIZER else {"implementation": implementation.value}
-    )
+    fields: dict[str, Any] = {}
     texts = {"text": values["text"]} if values["text"] != "TEXT" else {}
     if "text_pair" in values:
         texts = {"text": values["text"], "textPair": values["text_pair"]}

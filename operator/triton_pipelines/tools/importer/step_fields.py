@@ -134,7 +134,6 @@ def tokenizer(model: RepositoryModel, wires: Mapping[str, str], files: FileSourc
     fields: Fields = {} if model.name == "tokenizer" else {"modelName": model.name}
     if runtime_step_of(model) is RuntimeStep.TOKENIZER:
         files.report.extend(drop_equivalent_policy(model))
-        _same_code(model, "tokenizer", files, "spec.tokenizer")
         fields |= {
             "source": files.one(model, f"{VERSION_FOLDER}/tokenizer.json"),
             **tokenizer_fields(model),

@@ -1,4 +1,4 @@
-"""Test the tokenizer step on pairs of texts.
+"""The native tokenizer on pairs of texts.
 
 The reference is direct calls of the tokenizers library, one pair at a time.
 """
@@ -25,18 +25,14 @@ from tokenizers.processors import (
 )
 
 from tests.support import tinymodel
-from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
-from triton_pipelines.runtime.tokenizer.encoder import shares
-from triton_pipelines.runtime.tokenizer.settings import KINDS as ALL_KINDS
+from tests.support.python_backend import TritonError, texts
+from tests.support.testserver import NativeModel, error_of, outputs_of
+from tests.support.tokenizerkinds import OUTPUTS
+from tests.support.tokenizeroracle import STRATEGIES
 
-module = load_runtime("tokenizer")
+pytestmark = pytest.mark.integration
 MAX_LENGTH = 12
-KINDS = {kind.lower(): kind for kind in ALL_KINDS}
-STRATEGIES = {
-    "LongestFirst": "longest_first",
-    "OnlyFirst": "only_first",
-    "OnlySecond": "only_second",
-}
+KINDS = {kind.lower(): kind for kind in OUTPUTS.values()}
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +48,7 @@ def start(
     kinds: dict[str, str] = KINDS,
     inputs: tuple[str, ...] = ("QUERY", "PASSAGE"),
     **parameters: str,
-) -> Any:
+) -> NativeModel:
     config = {
         "max_batch_size": max_batch_size,
         "input": [{"name": name, "data_type": "TYPE_STRING", "dims": [1]} for name in inputs],
@@ -65,18 +61,16 @@ def start(
         "outputs": json.dumps(kinds),
         **parameters,
     }
-    return start_model(
-        "tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()}
+    return NativeModel(
+        folder, config, {f"tritonpipe.{key}": value for key, value in values.items()}
     )
 
 
-def request(*pairs: tuple[str | bytes, str | bytes]) -> InferenceRequest:
-    return InferenceRequest(
-        {
-            "QUERY": texts(*(pair[0] for pair in pairs)),
-            "PASSAGE": texts(*(pair[1] for pair in pairs)),
-        }
-    )
+def request(*pairs: tuple[str | bytes, str | bytes]) -> dict[str, np.ndarray]:
+    return {
+        "QUERY": texts(*(pair[0] for pair in pairs)),
+        "PASSAGE": texts(*(pair[1] for pair in pairs)),
+    }
 
 
 def reference(pair: tuple[str, str], special: bool, strategy: str = "longest_first") -> Any:
@@ -112,9 +106,9 @@ def test_every_pair_is_tokenized_as_alone(
             expected = [reference(pair, special, STRATEGIES[truncation]) for pair in pairs]
         except Exception:
             # The library refuses a pair whose other text alone fills the length.
-            assert f"truncation {truncation} shortens" in response.error().message()
+            assert f"truncation {truncation} shortens" in error_of(response).message
             continue
-        arrays = response.arrays()
+        arrays = outputs_of(response)
         for i, encoding in enumerate(expected):
             length = max(len(encoding), 1)
             assert arrays["lengths"][i].tolist() == [length]
@@ -136,7 +130,7 @@ def test_an_example_by_hand(folder: Path) -> None:
     """[CLS] the fox [SEP] a big dog [SEP], and a shorter pair padded to it."""
     (response,) = start(folder).execute([request(("the fox", "A big dog"), ("cat", "bird"))])
     ids = {word: 4 + i for i, word in enumerate(tinymodel.WORDS)}
-    assert {name: array.tolist() for name, array in response.arrays().items()} == {
+    assert {name: array.tolist() for name, array in outputs_of(response).items()} == {
         "inputids": [
             [2, ids["the"], ids["fox"], 3, ids["a"], ids["big"], ids["dog"], 3],
             [2, ids["cat"], 3, ids["bird"], 3, 0, 0, 0],
@@ -194,16 +188,16 @@ def test_a_pair_that_cannot_be_cut_fails_alone(
     first, refused, last = model.execute(
         [request(*fine), request(("a", "b"), bad), request(("fox", "dog"))]
     )
-    assert refused.error().message() == message
-    assert refused.error().code() == module.pb_utils.TritonError.INVALID_ARG
+    assert error_of(refused).message == message
+    assert error_of(refused).code == TritonError.INVALID_ARG
     strategy = STRATEGIES.get(truncation, "longest_first")
     for response, pairs in ((first, fine), (last, [("fox", "dog")])):
-        for row, pair in zip(response.arrays()["inputids"].tolist(), pairs, strict=True):
+        for row, pair in zip(outputs_of(response)["inputids"].tolist(), pairs, strict=True):
             expected = reference(pair, True, strategy).ids
             assert row == expected + [0] * (len(row) - len(expected))
     # The next call cuts as before.
     (again,) = model.execute([request(fine[0])])
-    assert again.arrays()["lengths"].tolist() == [[len(reference(fine[0], True, strategy))]]
+    assert outputs_of(again)["lengths"].tolist() == [[len(reference(fine[0], True, strategy))]]
 
 
 def test_a_wrong_request_fails_alone(folder: Path) -> None:
@@ -225,30 +219,11 @@ def test_a_wrong_request_fails_alone(folder: Path) -> None:
             "PASSAGE": np.array([[b"a", b"b"]], dtype=np.object_),
         },
     }
-    *refused, good = model.execute(
-        [*(InferenceRequest(inputs) for inputs in wrong.values()), request(("the fox", "a dog"))]
-    )
+    *refused, good = model.execute([*wrong.values(), request(("the fox", "a dog"))])
     for response, fragment in zip(refused, wrong, strict=True):
-        assert fragment in response.error().message()
-        assert response.error().code() == module.pb_utils.TritonError.INVALID_ARG
-    assert good.arrays()["inputids"].tolist() == [reference(("the fox", "a dog"), True).ids]
-
-
-def test_a_pair_that_breaks_the_tokenizer_fails_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = start(folder, truncation="OnlyFirst")
-    encode = model._encoder._encode
-
-    def breaking(rows: list[tuple[str, str]], **options: Any) -> Any:
-        if ("boom", "b") in rows:
-            raise ValueError("the library broke")
-        return encode(rows, **options)
-
-    monkeypatch.setattr(model._encoder, "_encode", breaking)
-    first, second = model.execute([request(("boom", "b")), request(("fox", "dog"))])
-    assert first.error().message() == "the tokenizer failed on this request: the library broke"
-    assert second.arrays()["inputids"].tolist() == [reference(("fox", "dog"), True).ids]
+        assert fragment in error_of(response).message
+        assert error_of(response).code == TritonError.INVALID_ARG
+    assert outputs_of(good)["inputids"].tolist() == [reference(("the fox", "a dog"), True).ids]
 
 
 def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> None:
@@ -262,20 +237,8 @@ def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> N
     tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
     model = start(tmp_path, truncation="OnlyFirst")
     first, second = model.execute([request(("unheard", "dog")), request(("fox", "dog"))])
-    assert "Missing [UNK] token" in first.error().message()
-    assert second.arrays()["inputids"].tolist() == [[0, 1]]
-
-
-def test_nul_and_ten_megabytes_in_either_text(folder: Path) -> None:
-    large = b"the fox " + b"x" * 10_000_000
-    (response,) = start(folder, kinds={"ids": "InputIds"}).execute(
-        [request((large, "a\x00dog"), ("a dog", large))]
-    )
-    unknown = [
-        reference(pair, True).ids for pair in (("the fox x", "a\x00dog"), ("a dog", "the fox x"))
-    ]
-    width = max(map(len, unknown))
-    assert response.arrays()["ids"].tolist() == [row + [0] * (width - len(row)) for row in unknown]
+    assert "Missing [UNK] token" in error_of(first).message
+    assert outputs_of(second)["inputids"].tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1)], ids=str)
@@ -284,8 +247,8 @@ def test_without_batching_every_element_is_a_row(folder: Path, shape: tuple[int,
         "QUERY": texts("a", "the fox").reshape(shape),
         "PASSAGE": texts("dog", "cat").reshape(shape),
     }
-    (response,) = start(folder, max_batch_size=0).execute([InferenceRequest(inputs)])
-    arrays = response.arrays()
+    (response,) = start(folder, max_batch_size=0).execute([inputs])
+    arrays = outputs_of(response)
     assert {name: array.shape for name, array in arrays.items()} == {
         "inputids": (2, 6),
         "attentionmask": (2, 6),
@@ -338,27 +301,7 @@ def test_second_texts_have_their_type_without_a_post_processor(tmp_path: Path) -
     made.save(str(tmp_path / "1/tokenizer.json"))
     model = start(tmp_path, kinds={"ids": "InputIds", "types": "TokenTypeIds"})
     (response,) = model.execute([request(("a b", "b"), ("a", "b a"))])
-    assert response.arrays()["types"].tolist() == [[0, 0, 1], [0, 1, 1]]
-
-
-@pytest.mark.parametrize("truncation", list(STRATEGIES))
-@settings(deadline=None, max_examples=100)
-@given(first=st.integers(0, 30), second=st.integers(0, 30), room=st.integers(1, 20))
-def test_a_pair_is_cut_as_the_library_cuts_it(
-    truncation: str, first: int, second: int, room: int
-) -> None:
-    if first + second <= room:
-        return
-    plain = tinymodel.tokenizer(baked_in=False)
-    plain.enable_truncation(room, strategy=STRATEGIES[truncation])
-    try:
-        sequences = plain.encode(
-            "fox " * first, "dog " * second, add_special_tokens=False
-        ).sequence_ids
-        expected = sequences.count(0), sequences.count(1)
-    except Exception:
-        expected = None
-    assert shares(first, second, room, truncation) == expected
+    assert outputs_of(response)["types"].tolist() == [[0, 0, 1], [0, 1, 1]]
 
 
 def template(pair: str, single: str = "$A") -> TemplateProcessing:
@@ -415,7 +358,8 @@ def test_odd_templates(tmp_path: Path, processor: Any, truncation: str, special:
     for row, pair in enumerate(pairs):
         expected = made.encode(*pair, add_special_tokens=special)
         arrays = {
-            name: array[row, : len(expected)].tolist() for name, array in response.arrays().items()
+            name: array[row, : len(expected)].tolist()
+            for name, array in outputs_of(response).items()
         }
         assert (arrays["inputids"], arrays["tokentypeids"]) == (expected.ids, expected.type_ids)
         assert arrays["offsets"] == [list(offset) for offset in expected.offsets]
@@ -462,7 +406,7 @@ def test_a_template_that_breaks_the_library_is_refused_at_load(tmp_path: Path) -
     (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute(
         [request(("fox", "dog"))]
     )
-    assert response.arrays()["ids"].tolist() == [[6, 7]]
+    assert outputs_of(response)["ids"].tolist() == [[6, 7]]
 
 
 def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> None:
@@ -472,21 +416,20 @@ def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> N
         "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}],
         "output": [{"name": "ids", "data_type": "TYPE_INT64", "dims": [-1]}],
     }
-    single = start_model(
-        "tokenizer",
+    single = NativeModel(
         tmp_path,
         config,
         {"tritonpipe.max_length": "4", "tritonpipe.outputs": '{"ids": "InputIds"}'},
     )
-    (response,) = single.execute([InferenceRequest({"TEXT": texts("the quick red fox")})])
-    assert response.arrays()["ids"].tolist() == [
+    (response,) = single.execute([{"TEXT": texts("the quick red fox")}])
+    assert outputs_of(response)["ids"].tolist() == [
         [2, *made.encode("the quick", add_special_tokens=False).ids, 3]
     ]
     short, long = start(tmp_path, kinds={"ids": "InputIds"}, truncation="Refuse").execute(
         [request(("fox", "dog")), request(("fox " * 6, "dog"))]
     )
-    assert short.arrays()["ids"].tolist() == [made.encode("fox", "dog").ids]
-    assert long.error().message() == (
+    assert outputs_of(short)["ids"].tolist() == [made.encode("fox", "dog").ids]
+    assert error_of(long).message == (
         "row 0 of QUERY and PASSAGE has 16 tokens, but at most 12 tokens are allowed; "
         "shorten the text"
     )
@@ -495,7 +438,7 @@ def test_a_template_that_is_never_cut_may_have_a_text_twice(tmp_path: Path) -> N
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from tests.unit.runtime.test_tokenizer_pairs import request, start
+from tests.integration.triton.test_native_pairs import outputs_of, request, start
 length, first, second = map(int, sys.argv[2:5])
 model = start(
     Path(sys.argv[1]), kinds={"ids": "InputIds"}, max_length=str(length), truncation=sys.argv[5]
@@ -503,7 +446,7 @@ model = start(
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (400 << 20), -1))
 (response,) = model.execute([request(("fox " * first, "dog " * second))])
-ids = response.arrays()["ids"][0].tolist()
+ids = outputs_of(response)["ids"][0].tolist()
 print(ids.count(6), ids.count(7), len(ids))
 """
 

@@ -1,4 +1,4 @@
-"""The tokenizer step against direct calls of the tokenizers library, one text at a time."""
+"""The native tokenizer against direct calls of the tokenizers library, one text at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import tinymodel
-from tests.support.python_backend import InferenceRequest, load_runtime, start_model, texts
-from triton_pipelines.runtime.tokenizer.settings import KINDS as ALL_KINDS
+from tests.support.python_backend import TritonError, texts
+from tests.support.testserver import NativeModel, error_of, outputs_of
+from tests.support.tokenizerkinds import OUTPUTS
+
+pytestmark = pytest.mark.integration
 
 MAX_LENGTH = 12
 KINDS = {"input_ids": "InputIds", "attention_mask": "AttentionMask"}
 PADDINGS = ("Ragged", "Fixed", "Bucketed", "Longest")
-module = load_runtime("tokenizer")
 
 
 def config(
@@ -44,10 +46,9 @@ def start(
     data_type: str = "TYPE_INT64",
     max_batch_size: int = 64,
     **parameters: str,
-) -> Any:
+) -> NativeModel:
     values = {"max_length": str(MAX_LENGTH), "buckets": "4,8", **parameters}
-    return start_model(
-        "tokenizer",
+    return NativeModel(
         folder,
         config(kinds, max_batch_size, data_type),
         {
@@ -95,6 +96,7 @@ requests_strategy = st.lists(
 
 
 @pytest.mark.proves("spec.tokenizer.padding", "behaviour")
+@pytest.mark.proves("spec.tokenizer.buckets", "behaviour")
 @pytest.mark.proves("spec.tokenizer.specialTokens", "behaviour")
 @settings(deadline=None, max_examples=60)
 @given(batches=requests_strategy, padding=st.sampled_from(PADDINGS), special=st.booleans())
@@ -102,7 +104,7 @@ def test_every_row_of_every_request_is_tokenized_as_alone(
     folder: Path, batches: list[list[str]], padding: str, special: bool
 ) -> None:
     model = start(folder, padding=padding, special_tokens="Enabled" if special else "Disabled")
-    responses = model.execute([InferenceRequest({"TEXT": texts(*rows)}) for rows in batches])
+    responses = model.execute([{"TEXT": texts(*rows)} for rows in batches])
     assert len(responses) == len(batches)
     expected = [[reference(text, special) or [0] for text in rows] for rows in batches]
     widths = {
@@ -112,7 +114,7 @@ def test_every_row_of_every_request_is_tokenized_as_alone(
     }
     longest = max(len(row) for rows in expected for row in rows)
     for response, rows in zip(responses, expected, strict=True):
-        arrays = response.arrays()
+        arrays = outputs_of(response)
         assert unpad(arrays) == rows
         width = longest if padding == "Longest" else widths[padding]([len(row) for row in rows])
         assert arrays["input_ids"].shape == arrays["attention_mask"].shape == (len(rows), width)
@@ -122,11 +124,11 @@ def test_every_row_of_every_request_is_tokenized_as_alone(
 @pytest.mark.proves("spec.tokenizer.outputs[].dataType", "behaviour")
 @pytest.mark.parametrize("data_type", ["TYPE_INT32", "TYPE_INT64"])
 def test_every_kind_of_output(folder: Path, data_type: str) -> None:
-    kinds = {kind.lower(): kind for kind in ALL_KINDS}
+    kinds = {kind.lower(): kind for kind in OUTPUTS.values()}
     model = start(folder, kinds, data_type, padding="Ragged")
     rows = ["the fox", "A große quick dog"]
-    (response,) = model.execute([InferenceRequest({"TEXT": texts(*rows)})])
-    arrays = response.arrays()
+    (response,) = model.execute([{"TEXT": texts(*rows)}])
+    arrays = outputs_of(response)
     assert {array.dtype for array in arrays.values()} == {
         np.dtype(np.int32 if data_type == "TYPE_INT32" else np.int64)
     }
@@ -151,71 +153,23 @@ def test_a_wrong_request_fails_alone(folder: Path, padding: str) -> None:
         "no rows": texts(),
         "has 32 tokens, but at most 12 tokens are allowed": texts("a dog", "fox " * 30),
     }
-    requests = [InferenceRequest({"TEXT": array}) for array in wrong.values()]
-    requests.insert(2, InferenceRequest({"TEXT": texts(*good)}))
+    requests = [{"TEXT": array} for array in wrong.values()]
+    requests.insert(2, {"TEXT": texts(*good)})
     responses = model.execute(requests)
-    assert unpad(responses.pop(2).arrays()) == [reference(text) for text in good]
+    assert unpad(outputs_of(responses.pop(2))) == [reference(text) for text in good]
     for response, fragment in zip(responses, wrong, strict=True):
-        error = response.error()
-        assert error is not None
-        assert fragment in error.message()
-        assert error.code() == module.pb_utils.TritonError.INVALID_ARG
-    assert "row 1 of TEXT" in responses[0].error().message()
-    assert "row 1 of TEXT" in responses[3].error().message()
-
-
-@pytest.mark.parametrize("remembers", [True, False])
-def test_a_text_that_breaks_the_tokenizer_fails_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, remembers: bool
-) -> None:
-    model = start(folder)
-    owner, name = (model._encoder._words, "rows") if remembers else (model._encoder, "_encode")
-    encode = getattr(owner, name)
-    if not remembers:
-        monkeypatch.setattr(model._encoder, "_words", None)
-
-    class PanicError(BaseException):
-        """What a Rust panic looks like: no Exception."""
-
-    def breaking(rows: list[str], **options: Any) -> Any:
-        if "boom" in rows:
-            raise PanicError("byte index 3 is not a char boundary")
-        return encode(rows, **options)
-
-    monkeypatch.setattr(owner, name, breaking)
-    first, second, third = model.execute(
-        [
-            InferenceRequest({"TEXT": texts(*rows)})
-            for rows in (["fox"], ["a", "boom"], ["dog", "cat"])
-        ]
-    )
-    assert "char boundary" in second.error().message()
-    assert unpad(first.arrays()) + unpad(third.arrays()) == [
-        reference(text) for text in ("fox", "dog", "cat")
-    ]
-
-
-def test_one_call_of_the_library_for_all_requests(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = start(folder)
-    calls = []
-    encode = model._encoder._encode
-    monkeypatch.setattr(model._encoder, "_words", None)
-    monkeypatch.setattr(
-        model._encoder,
-        "_encode",
-        lambda rows, **options: calls.append(len(rows)) or encode(rows, **options),
-    )
-    model.execute([InferenceRequest({"TEXT": texts(*["fox"] * rows)}) for rows in (1, 2, 5)])
-    assert calls == [8]
+        error = error_of(response)
+        assert fragment in error.message
+        assert error.code == TritonError.INVALID_ARG
+    assert "row 1 of TEXT" in error_of(responses[0]).message
+    assert "row 1 of TEXT" in error_of(responses[3]).message
 
 
 def test_text_without_tokens_has_one_attended_pad_token(folder: Path) -> None:
     kinds = {**KINDS, "lengths": "Lengths", "offsets": "Offsets"}
     model = start(folder, kinds, special_tokens="Disabled")
-    (response,) = model.execute([InferenceRequest({"TEXT": texts("")})])
-    arrays = response.arrays()
+    (response,) = model.execute([{"TEXT": texts("")}])
+    arrays = outputs_of(response)
     assert {name: array.tolist() for name, array in arrays.items()} == {
         "input_ids": [[0]],
         "attention_mask": [[1]],
@@ -233,9 +187,9 @@ def test_without_batching_every_element_is_a_row(
     rows = ["fox", "a dog", "the quick red fox runs"]
     width = {"Ragged": 7, "Longest": 7, "Bucketed": 8, "Fixed": MAX_LENGTH}[padding]
     (response,) = start(folder, kinds, max_batch_size=0, padding=padding).execute(
-        [InferenceRequest({"TEXT": texts(*rows).reshape(shape)})]
+        [{"TEXT": texts(*rows).reshape(shape)}]
     )
-    arrays = response.arrays()
+    arrays = outputs_of(response)
     assert unpad(arrays) == [reference(row) for row in rows]
     assert {name: array.shape for name, array in arrays.items()} == {
         "input_ids": (3, width),
@@ -247,32 +201,28 @@ def test_without_batching_every_element_is_a_row(
 
 
 def test_without_batching_no_rows_are_an_error(folder: Path) -> None:
-    (response,) = start(folder, max_batch_size=0).execute(
-        [InferenceRequest({"TEXT": np.zeros((0,), np.object_)})]
-    )
-    assert "TEXT has no rows; send at least one text" in response.error().message()
+    (response,) = start(folder, max_batch_size=0).execute([{"TEXT": np.zeros((0,), np.object_)}])
+    assert "TEXT has no rows; send at least one text" in error_of(response).message
 
 
 def test_only_first_cuts_single_texts(folder: Path) -> None:
     (response,) = start(folder, truncation="OnlyFirst").execute(
-        [InferenceRequest({"TEXT": texts("fox " * 30, "a dog")})]
+        [{"TEXT": texts("fox " * 30, "a dog")}]
     )
-    assert unpad(response.arrays()) == [reference("fox " * 30), reference("a dog")]
+    assert unpad(outputs_of(response)) == [reference("fox " * 30), reference("a dog")]
 
 
 def test_a_reshaped_text_has_no_second_axis(folder: Path) -> None:
     """With dims [1] and reshape [] the model sees [rows]."""
-    (response,) = start(folder).execute(
-        [InferenceRequest({"TEXT": texts("fox", "a dog").reshape(2)})]
-    )
-    assert unpad(response.arrays()) == [reference("fox"), reference("a dog")]
+    (response,) = start(folder).execute([{"TEXT": texts("fox", "a dog").reshape(2)}])
+    assert unpad(outputs_of(response)) == [reference("fox"), reference("a dog")]
 
 
 def test_each_output_has_the_type_its_config_declares(folder: Path) -> None:
     made = config(KINDS)
     made["output"][1]["data_type"] = "TYPE_INT32"
-    model = start_model("tokenizer", folder, made, {"tritonpipe.outputs": json.dumps(KINDS)})
-    arrays = model.execute([InferenceRequest({"TEXT": texts("a fox")})])[0].arrays()
+    model = NativeModel(folder, made, {"tritonpipe.outputs": json.dumps(KINDS)})
+    arrays = outputs_of(model.execute([{"TEXT": texts("a fox")}])[0])
     assert (arrays["input_ids"].dtype, arrays["attention_mask"].dtype) == (np.int64, np.int32)
 
 
@@ -282,25 +232,16 @@ def test_offsets_count_characters_not_bytes(folder: Path) -> None:
     An e with a combining accent is two characters in three bytes, the fox face one in four.
     """
     model = start(folder, {"ids": "InputIds", "offsets": "Offsets"})
-    (response,) = model.execute([InferenceRequest({"TEXT": texts("caf\u0065\u0301 🦊 fox")})])
-    arrays = response.arrays()
+    (response,) = model.execute([{"TEXT": texts("caf\u0065\u0301 🦊 fox")}])
+    arrays = outputs_of(response)
     assert arrays["offsets"].tolist() == [[[0, 0], [0, 5], [6, 7], [8, 11], [0, 0]]]
     assert arrays["ids"].tolist() == [[2, 1, 1, 4 + tinymodel.WORDS.index("fox"), 3]]
 
 
-def test_nul_and_ten_megabytes_are_text(folder: Path) -> None:
-    (response,) = start(folder).execute(
-        [InferenceRequest({"TEXT": texts(b"a\x00fox", b"the " + b"x" * 10_000_000)})]
-    )
-    assert unpad(response.arrays()) == [reference("a\x00fox"), reference("the x")]
-
-
 def test_an_absent_text_fails_its_request(folder: Path) -> None:
-    bad, good = start(folder).execute(
-        [InferenceRequest({}), InferenceRequest({"TEXT": texts("fox")})]
-    )
-    assert "TEXT is missing" in bad.error().message()
-    assert unpad(good.arrays()) == [reference("fox")]
+    bad, good = start(folder).execute([{}, {"TEXT": texts("fox")}])
+    assert "TEXT is missing" in error_of(bad).message
+    assert unpad(outputs_of(good)) == [reference("fox")]
 
 
 @pytest.mark.parametrize(
@@ -315,8 +256,8 @@ def test_pad_token_without_saved_padding(tmp_path: Path, token: str, pad_id: int
     tokenizer.pre_tokenizer = tinymodel.Whitespace()
     (tmp_path / "1").mkdir()
     tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
-    (response,) = start(tmp_path).execute([InferenceRequest({"TEXT": texts("x", "x y")})])
-    assert response.arrays()["input_ids"].tolist() == [[2, pad_id], [2, 3]]
+    (response,) = start(tmp_path).execute([{"TEXT": texts("x", "x y")}])
+    assert outputs_of(response)["input_ids"].tolist() == [[2, pad_id], [2, 3]]
 
 
 def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
@@ -325,10 +266,10 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     tokenizer.save(str(tmp_path / "1" / "tokenizer.json"))
     (response,) = start(tmp_path, {"ids": "InputIds", "types": "TokenTypeIds"}).execute(
-        [InferenceRequest({"TEXT": texts("a", "a a")})]
+        [{"TEXT": texts("a", "a a")}]
     )
-    assert response.arrays()["ids"][0].tolist()[-1] == 5
-    assert response.arrays()["types"].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+    assert outputs_of(response)["ids"][0].tolist()[-1] == 5
+    assert outputs_of(response)["types"].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -352,8 +293,8 @@ def test_saved_padding_names_the_pad_token(tmp_path: Path) -> None:
             "attention_mask is 'Mask'",
         ),
         ({"text": "QUERY"}, "exactly one input, QUERY of TYPE_STRING"),
-        ({"tokenizer_file": "model.onnx"}, "model.onnx is not a valid tokenizer"),
-        ({"tokenizer_file": "absent.json"}, "absent.json is not a valid tokenizer"),
+        ({"tokenizer_file": "model.onnx"}, "model.onnx: cannot be read as a tokenizer"),
+        ({"tokenizer_file": "absent.json"}, "absent.json: cannot be read as a tokenizer"),
     ],
 )
 def test_a_wrong_configuration_is_refused_at_load(
@@ -362,24 +303,3 @@ def test_a_wrong_configuration_is_refused_at_load(
     with pytest.raises(ValueError) as caught:
         start(folder, **parameters)
     assert fragment in str(caught.value)
-
-
-def test_unpadded_rows_are_not_copied() -> None:
-    flat = np.arange(6)
-    assert np.shares_memory(module.pad_rows(flat, np.array([3, 3]), 3, 0), flat)
-    assert module.pad_rows(flat, np.array([4, 2]), 4, -1).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
-
-
-@pytest.mark.proves("spec.tokenizer.buckets", "behaviour")
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    given_buckets=st.sets(st.integers(1, 60)),
-)
-def test_bucket_is_the_smallest_that_holds_the_row(
-    lengths: list[int], given_buckets: set[int]
-) -> None:
-    buckets = module.parse_buckets(",".join(map(str, given_buckets)), 40)
-    assert buckets == tuple(sorted(b for b in {*given_buckets, 40} if b <= 40))
-    longest = max(lengths)
-    chosen = module.target_length("Bucketed", longest, buckets, 40)
-    assert chosen == min(b for b in buckets if b >= longest)

@@ -1,4 +1,4 @@
-"""Test many kinds of tokenizer in the tokenizer step.
+"""Many kinds of tokenizer in the native tokenizer.
 
 The reference is direct calls of the tokenizers library, one text or pair at a time.
 """
@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.support.python_backend import InferenceRequest, start_model, texts
+from tests.support.python_backend import texts
+from tests.support.testserver import NativeModel, error_of, outputs_of
 from tests.support.tokenizerkinds import MAKES, OUTPUTS, PLACES, TEXT, Make
-from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
+
+pytestmark = pytest.mark.integration
 
 
 def _start(
     folder: Path, made: Tokenizer, outputs: dict[str, str], pairs: bool, **parameters: str
-) -> Any:
+) -> NativeModel:
     (folder / "1").mkdir(exist_ok=True)
     made.save(str(folder / "1/tokenizer.json"))
     names = ["TEXT", "OTHER"] if pairs else ["TEXT"]
@@ -37,8 +40,8 @@ def _start(
         **({"text_pair": "OTHER"} if pairs else {}),
         **parameters,
     }
-    return start_model(
-        "tokenizer", folder, config, {f"tritonpipe.{key}": value for key, value in values.items()}
+    return NativeModel(
+        folder, config, {f"tritonpipe.{key}": value for key, value in values.items()}
     )
 
 
@@ -99,7 +102,6 @@ def test_every_row_is_what_the_library_says_of_it_alone(
         "max_length": str(max_length),
     }
     model = _start(tmp_path, made, outputs, pairs, **parameters)
-    event(f"memory of words: {model._encoder._words is not None}")
     alone = Tokenizer.from_file(str(tmp_path / "1/tokenizer.json"))
     alone.no_padding()
     alone.enable_truncation(
@@ -114,17 +116,14 @@ def test_every_row_is_what_the_library_says_of_it_alone(
         asked = []
         for rows in batch:
             fed = {"TEXT": texts(*(row[0] for row in rows))}
-            asked.append(
-                InferenceRequest(
-                    fed | ({"OTHER": texts(*(row[1] for row in rows))} if pairs else {})
-                )
-            )
+            other = {"OTHER": texts(*(row[1] for row in rows))} if pairs else {}
+            asked.append(fed | other)
         for response, rows in zip(model.execute(asked), batch, strict=True):
             wanted = [_expected(alone, row if pairs else row[:1], special) for row in rows]
             if any(row is None for row in wanted):
-                assert response.error() is not None
+                error_of(response)
                 continue
-            arrays = response.arrays()
+            arrays = outputs_of(response)
             longest = max(len(row["InputIds"]) for row in wanted if row is not None)
             for number, row in enumerate(row for row in wanted if row is not None):
                 length = len(row["InputIds"])
@@ -145,7 +144,7 @@ def test_every_row_is_what_the_library_says_of_it_alone(
                         assert arrays[name].shape[1] == longest
 
 
-def _grown(folder: Path, known: int | None, special_tokens: str = "Enabled") -> Any:
+def _grown(folder: Path, known: int | None, special_tokens: str = "Enabled") -> NativeModel:
     """Return a tokenizer with two special tokens beyond its vocabulary.
 
     The model knows ``known`` ids.
@@ -179,37 +178,34 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(
         ("<video>",),
     ]
     for _ in range(2):  # new words, and known ones
-        good, wrong, other, known, first = model.execute(
-            [InferenceRequest({"TEXT": texts(*rows)}) for rows in batch]
-        )
-        assert wrong.error().message() == (
+        good, wrong, other, known, first = model.execute([{"TEXT": texts(*rows)} for rows in batch])
+        assert error_of(wrong).message == (
             f"row 1 of TEXT contains the token <video> (id {len(PLACES) + 1}), which the "
             "model does not know; remove this token from the text"
         )
-        assert first.error().message().startswith("row 0 of TEXT contains the token <video>")
+        assert error_of(first).message.startswith("row 0 of TEXT contains the token <video>")
         the, new, york = (PLACES[word] for word in ("the", "new", "york"))
-        assert good.arrays()["input_ids"][0].tolist()[:4] == [2, the, new, 3]
-        assert [row[row > 3].tolist() for row in other.arrays()["input_ids"]] == [
+        assert outputs_of(good)["input_ids"][0].tolist()[:4] == [2, the, new, 3]
+        assert [row[row > 3].tolist() for row in outputs_of(other)["input_ids"]] == [
             [the, new, york] if padding_together else [the],
             [new, york, the],
         ]
-        assert len(PLACES) in known.arrays()["input_ids"]
+        assert len(PLACES) in outputs_of(known)["input_ids"]
 
 
 def test_the_first_token_of_a_row_is_that_rows(tmp_path: Path) -> None:
     model = _grown(tmp_path, len(PLACES), "Disabled")
     good, wrong = model.execute(
-        [InferenceRequest({"TEXT": texts(*rows)}) for rows in (["the new"], ["york", "<image>"])]
+        [{"TEXT": texts(*rows)} for rows in (["the new"], ["york", "<image>"])]
     )
-    assert good.error() is None
-    assert wrong.error().message().startswith("row 1 of TEXT contains the token <image>")
+    outputs_of(good)
+    assert error_of(wrong).message.startswith("row 1 of TEXT contains the token <image>")
 
 
 def test_a_model_that_knows_all_tokens_refuses_none(tmp_path: Path) -> None:
     model = _grown(tmp_path, None)
     assert (
-        len(PLACES) + 1
-        in model.execute([InferenceRequest({"TEXT": texts("<video>")})])[0].arrays()["input_ids"]
+        len(PLACES) + 1 in outputs_of(model.execute([{"TEXT": texts("<video>")}])[0])["input_ids"]
     )
 
 
@@ -217,8 +213,9 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from tests.support.python_backend import InferenceRequest, texts
-from tests.unit.runtime.test_tokenizer_kinds import Make, OUTPUTS, _start
+from tests.support.python_backend import texts
+from tests.support.testserver import outputs_of
+from tests.integration.triton.test_native_kinds import Make, OUTPUTS, _start
 made = Make("pieces", "bert", None, True, True, "bert", "types", (), 100).build()
 model = _start(Path(sys.argv[1]), made, dict(list(OUTPUTS.items())[:3]), False, max_length="128")
 number = 0
@@ -234,12 +231,12 @@ def ask(times):
             long = ["\\U0001f642" * 20 + f"{number + word:012d}" for word in range(20)]
             rows.append(" ".join(["the new york hello the new york the new"] * 20 + long))
             number += 20
-        responses = model.execute([InferenceRequest({"TEXT": texts(*rows)})])
-        assert all(response.error() is None for response in responses)
+        (answer,) = model.execute([{"TEXT": texts(*rows)}])
+        assert len(outputs_of(answer)["input_ids"]) == 16
 ask(250)  # 80 000 words: the memory is full, and has forgotten
 full = resident()
 ask(500)
-print(number, len(model._encoder._words._known), full, resident())
+print(number, full, resident())
 """
 
 
@@ -255,9 +252,8 @@ def test_texts_of_ever_new_words_fill_no_memory(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    words, kept, full, after = map(int, done.stdout.split())
+    words, full, after = map(int, done.stdout.split())
     assert words == 240_000
-    assert kept <= 65_536
     assert after - full < 24, (
         f"{full} MiB when the memory was full, {after} MiB after twice as many new words again"
     )

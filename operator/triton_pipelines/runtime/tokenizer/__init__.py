@@ -1,1 +1,0 @@
-"""The tokenizer step: ``model.py`` and its parts."""
