@@ -18,8 +18,6 @@ from e2e.local.processes import replace_file
 
 END_SECONDS = 60.0
 PROGRAM = Path(__file__).with_name("supervisor.py")
-PASSED_ON = ("GOGC",)
-"""Variables that the components also get if they are set: how often Go collects garbage."""
 
 # Supervisors of this process. A cluster outlives the objects that started it, and Python warns of a
 # child that is forgotten while it runs.
@@ -96,7 +94,6 @@ class Supervisor:
                     "PATH": packages.search_path(),
                     "TMPDIR": str(self.state / "tmp"),
                     "LANG": "C.UTF-8",
-                    **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
                 },
                 start_new_session=True,
             )
