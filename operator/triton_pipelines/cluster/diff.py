@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any, Final
 
 from kubernetes.utils.quantity import parse_quantity
@@ -75,6 +74,8 @@ _ZERO_IS_ABSENT: Final = frozenset(
 _SCALARS: Final = (str, int, float, type(None))
 Path = tuple[str, ...]
 ListKeys = Mapping[str, tuple[str, ...]]
+# Items of a list by the values of their keys: users choose how many items a list has.
+_Indexes = dict[tuple[str, ...], dict[tuple[Any, ...], Any]]
 
 
 def covers(
@@ -337,9 +338,8 @@ def _is_quantity(path: Path) -> bool:
 
 
 def _same_quantity(live: Any, desired: Any) -> bool:
-    parse: Callable[[Any], Decimal] = parse_quantity
     try:
-        return parse(live) == parse(desired)
+        return bool(parse_quantity(live) == parse_quantity(desired))  # type: ignore[no-untyped-call]
     except (ValueError, TypeError):
         return bool(live == desired)
 
@@ -355,44 +355,44 @@ def _join(shown: str, key: str) -> str:
 
 
 def _walk_owned(fields: Mapping[str, Any], desired: Any, shown: str, found: set[str]) -> None:
+    indexes: _Indexes = {}
     for element, below in fields.items():
         mark, _, rest = element.partition(":")
         if mark not in _OWNED:
             continue
-        here, present, value = _OWNED[mark](rest, desired, shown)
+        here, present, value = _OWNED[mark](rest, desired, shown, indexes)
         if not present:
             found.add(here)
         elif below:
             _walk_owned(below, value, here, found)
 
 
-def _owned_field(name: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
+def _owned_field(name: str, desired: Any, shown: str, _: _Indexes) -> tuple[str, bool, Any]:
     present = isinstance(desired, Mapping) and desired.get(name) is not None
     return _join(shown, name), present, desired[name] if present else None
 
 
-def _owned_item(raw: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
-    desired_value: Mapping[str, Any] = json.loads(raw)
-    here = f"{shown}[{','.join(f'{key}={value}' for key, value in desired_value.items())}]"
-    for item in desired if isinstance(desired, Sequence) else ():
-        if isinstance(item, Mapping) and all(
-            item.get(key, _KEY_DEFAULTS.get(key)) == value for key, value in desired_value.items()
-        ):
-            return here, True, item
-    return here, False, None
+def _owned_item(raw: str, desired: Any, shown: str, indexes: _Indexes) -> tuple[str, bool, Any]:
+    keys: Mapping[str, Any] = json.loads(raw)
+    here, merge = f"{shown}[{','.join(f'{key}={value}' for key, value in keys.items())}]", (*keys,)
+    if merge not in indexes:
+        items = [] if not isinstance(desired, Sequence) else desired[::-1]
+        indexes[merge] = {_item_key(one, merge): one for one in items if isinstance(one, Mapping)}
+    item = indexes[merge].get(_item_key(keys, merge))
+    return here, item is not None, item
 
 
-def _owned_value(raw: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
+def _owned_value(raw: str, desired: Any, shown: str, _: _Indexes) -> tuple[str, bool, Any]:
     value = json.loads(raw)
     return f"{shown}[{value}]", isinstance(desired, Sequence) and value in desired, None
 
 
-def _owned_index(raw: str, desired: Any, shown: str) -> tuple[str, bool, Any]:
+def _owned_index(raw: str, desired: Any, shown: str, _: _Indexes) -> tuple[str, bool, Any]:
     present = isinstance(desired, Sequence) and int(raw) < len(desired)
     return f"{shown}[{raw}]", present, desired[int(raw)] if present else None
 
 
-_OWNED: Final[Mapping[str, Callable[[str, Any, str], tuple[str, bool, Any]]]] = {
+_OWNED: Final[Mapping[str, Callable[[str, Any, str, _Indexes], tuple[str, bool, Any]]]] = {
     "f": _owned_field,
     "k": _owned_item,
     "v": _owned_value,

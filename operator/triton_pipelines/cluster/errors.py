@@ -168,7 +168,12 @@ _UNTYPED = "failed to create typed patch object"
 
 
 def from_response(
-    status: int, reason_phrase: str, body: Any, retry_after: str | None, sent: Any = None
+    status: int,
+    reason_phrase: str,
+    body: Any,
+    retry_after: str | None,
+    sent: Any = None,
+    token: str = "",
 ) -> ClusterError:
     """Return the error for an HTTP response.
 
@@ -180,6 +185,7 @@ def from_response(
         retry_after: the ``Retry-After`` header in seconds; dates are ignored, as the API server
             never sends them.
         sent: the object that was sent; messages may repeat parts of it.
+        token: the operator's own token, which a proxy may repeat.
     """
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 or status < 400 else ClusterError)
     content: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
@@ -188,11 +194,12 @@ def from_response(
     given = content.get("details")
     details: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     redact = redactor_of(sent)
+    redact.add(token)
     causes = tuple(
         Cause(
-            field=str(cause.get("field", ""))[:_TEXT_MAX],
+            field=safe_message(str(cause.get("field", "")), redact)[:_TEXT_MAX],
             message=safe_message(str(cause.get("message", "")), redact),
-            reason=str(cause.get("reason", ""))[:_TEXT_MAX],
+            reason=safe_message(str(cause.get("reason", "")), redact)[:_TEXT_MAX],
         )
         for cause in list(details.get("causes") or ())[:_CAUSES_MAX]
         if isinstance(cause, Mapping)
@@ -207,7 +214,7 @@ def from_response(
     message = str(content.get("message") or f"the API server returned {status} {reason_phrase}")
     return kind(
         status,
-        str(content.get("reason") or reason_phrase or "Unknown")[:_TEXT_MAX],
+        safe_message(str(content.get("reason") or reason_phrase or "Unknown"), redact)[:_TEXT_MAX],
         safe_message(message, redact),
         retry_after=seconds,
         causes=causes,

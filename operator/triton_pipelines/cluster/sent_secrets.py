@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from triton_pipelines.cluster.resources import SECRETS
+from triton_pipelines.cluster.resources import SECRETS, TOKEN_REVIEWS
 from triton_pipelines.redaction import Redactor
 
 # Length of the longest message that is kept. A webhook's can have megabytes.
@@ -26,8 +26,8 @@ _CREDENTIAL: Final = re.compile(r"(?i)token(?!i[sz])|passw|passphrase|secret|cre
 def redactor_of(sent: Any) -> Redactor:
     """Return what masks the credentials of a sent object, and those in URLs.
 
-    These are the data of a Secret, and the values of environment variables with a credential's
-    name.
+    These are the data of a Secret, a token to review, and the values of environment variables with
+    a credential's name.
     """
     redact = Redactor()
     redact.add(*_credentials(sent))
@@ -50,6 +50,8 @@ def _credentials(sent: Any) -> Iterator[str]:
                 yield base64.b64decode(encoded).decode()
             except (binascii.Error, UnicodeDecodeError):
                 continue  # Only text can be in a message.
+    elif isinstance(sent, Mapping) and sent.get("kind") == TOKEN_REVIEWS.kind:
+        yield str((sent.get("spec") or {}).get("token") or "")
     elif isinstance(sent, Mapping | list):
         yield from _credential_variables(sent)
 

@@ -265,7 +265,8 @@ class Transport:
             )
         parsed = _parse(raw)
         if not 200 <= status < 300:
-            raise from_response(status, reason, parsed, retry_after, body)
+            token = headers.get("authorization", "").removeprefix("Bearer ")
+            raise from_response(status, reason, parsed, retry_after, body, token)
         return _as_object(parsed, status, f"{method} {target}")
 
     async def _exchange(

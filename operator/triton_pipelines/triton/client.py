@@ -181,7 +181,10 @@ class TritonClient:
         config = await self.model_config(name, deadline_s)
         count = int(sum(group.count for group in config.instance_group))
         if not 0 <= count <= INSTANCES_MAX:
-            reason = f"the config has {count} instances, which is not a valid number"
+            reason = (
+                f"the config has {count} instances, which is not a valid number; check that Triton"
+                " itself responds at this address"
+            )
             raise RejectedError(f"model '{name}' at {self.address}: {reason}", reason)
         return count
 

@@ -152,6 +152,15 @@ async def test_apply_is_one_patch_with_manager_and_force(script: Script, client:
     assert script.observed == [("apply", "configmaps", "200")]
 
 
+async def test_no_error_repeats_the_operators_token(script: Script, client: Client) -> None:
+    """A proxy in front of the API server may repeat the headers of a request."""
+    script.answers = [status(403, "Forbidden", "Authorization: Bearer first is not accepted")]
+    with pytest.raises(Forbidden) as error:
+        await client.apply(CONFIG_MAP)
+    assert "first" not in f"{error.value} {error.value.message}"
+    assert "***" in error.value.message
+
+
 async def test_status_has_its_own_path_and_manager(script: Script, client: Client) -> None:
     pipeline = {
         "apiVersion": "tritonpipelines.io/v1alpha1",

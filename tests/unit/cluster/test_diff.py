@@ -286,6 +286,28 @@ def test_what_we_owned_and_no_longer_want() -> None:
     ]
 
 
+class Counted(dict[str, Any]):
+    """A list item that counts how often it is read."""
+
+    reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        Counted.reads += 1
+        return super().get(key, default)
+
+
+def test_the_cost_grows_with_the_number_of_items_and_not_with_its_square() -> None:
+    """Users choose how many environment variables a container has."""
+    number = 500
+    fields = {f'k:{{"name":"V{index}"}}': {".": {}, "f:name": {}} for index in range(number)}
+    live: dict[str, Any] = {}
+    owned(live, {"f:spec": {"f:env": fields}})
+    env = [Counted(name=f"V{index}", value="x") for index in range(number)]
+    Counted.reads = 0
+    assert owned_extra(live, {"spec": {"env": env}}, MANAGER) == []
+    assert Counted.reads <= 4 * number
+
+
 def test_other_managers_operations_and_subresources_do_not_count() -> None:
     live: dict[str, Any] = {}
     owned(live, {"f:spec": {"f:x": {}}}, manager="kubectl")

@@ -56,16 +56,19 @@ SENT = {
     "data of a Secret": {**SECRET, "data": {"admin-key": ENCODED, "binary": "//79"}},
     "an environment variable": deployment("AWS_SECRET_ACCESS_KEY"),
     "another one": deployment("HF_TOKEN"),
+    "a token to review": {"kind": "TokenReview", "spec": {"token": KEY, "audiences": ["a"]}},
 }
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
 @pytest.mark.parametrize("text", [KEY, ENCODED, repr(KEY)[1:-1], KEY.replace('"', '\\"')])
 def test_messages_do_not_repeat_credentials_that_were_sent(sent: Any, text: str) -> None:
-    body = status(causes=[{"reason": "FieldValueInvalid", "message": f"Invalid value: {text}"}])
+    cause = {"reason": f"Invalid {text}", "message": f"Invalid value: {text}", "field": text}
+    body = status(causes=[cause], name=text)
+    body["reason"] = f"Forbidden {text}"
     body["message"] = f'admission webhook "w" denied the request: {text} is not allowed'
     error = from_response(403, "Forbidden", body, None, sent)
-    shown = f"{error} {error.args} {error.causes}"
+    shown = f"{error} {error.args} {error.causes} {error.reason}"
     assert text not in shown
     assert "k3y" not in shown
     assert ENCODED not in shown

@@ -56,7 +56,8 @@ async def main(address, pods):
 QUERY = """
 import time
 from triton_pipelines.autoscaling.metrics.connection import Connection
-from triton_pipelines.autoscaling.metrics.prometheus_client import Prometheus, PrometheusError
+from triton_pipelines.autoscaling.metrics.prometheus_client import Prometheus
+from triton_pipelines.autoscaling.metrics.prometheus_response import PrometheusError
 
 async def main(address):
     client = Prometheus(Connection(name="test", url=f"http://{address}"))

@@ -15,8 +15,8 @@ from tests.support.messages import Messages
 from tests.support.web import Request, Response
 from tests.unit.metrics.answers import series
 from tests.unit.metrics.test_collector import Stand, collector, failure, reply, sample
-from triton_pipelines.autoscaling.metrics.collection import REJECTED_SECONDS
 from triton_pipelines.autoscaling.metrics.collector import GAP_SECONDS_MIN
+from triton_pipelines.autoscaling.metrics.isolated_queries import REJECTED_SECONDS
 from triton_pipelines.autoscaling.metrics.prometheus_client import ANSWER_BYTES_MAX
 from triton_pipelines.autoscaling.metrics.samples import ExpectedPods
 

@@ -7,61 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
 
 from . import queries, query_results
 from .connection import Connection
-from .prometheus_client import Prometheus, PrometheusError
+from .isolated_queries import IsolatedQueries
+from .namespace_query import NamespaceQuery, QueryKind, namespace_queries
+from .prometheus_client import Prometheus
+from .prometheus_response import PrometheusError
 from .scrape_history import PodKey
-
-REJECTED_SECONDS: Final = 30.0
-"""How long a query that failed is not sent again."""
-REJECTIONS_MAX: Final = 64
-"""Rejected queries of a collection before the first success. After them, none is divided again."""
-
-
-@dataclass(frozen=True, slots=True)
-class CounterQuery:
-    """One query for counters and the pods that it covers."""
-
-    group: queries.PodGroup
-    """Namespaces, pods and models that the query selects."""
-    seconds: float
-    """How far back the query reaches."""
-    pods: frozenset[PodKey]
-    """The pods whose series are expected in the result."""
-
-    def halves(self) -> tuple[CounterQuery, ...]:
-        """Return two queries for half of the namespaces each; none for a single namespace."""
-        names = self.group.namespaces
-        middle = len(names) // 2
-        return (self._within(names[:middle]), self._within(names[middle:])) if middle else ()
-
-    def _within(self, namespaces: tuple[str, ...]) -> CounterQuery:
-        pods = frozenset(pod for pod in self.pods if pod[0] in namespaces)
-        names = tuple(sorted({name for _, name in pods})) if self.group.pods else ()
-        return CounterQuery(
-            replace(self.group, namespaces=namespaces, pods=names), self.seconds, pods
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
     """The queries of one collection."""
 
-    counter_queries: tuple[CounterQuery, ...]
+    counter_queries: tuple[NamespaceQuery, ...]
     """Queries for counters."""
+    usage_queries: tuple[NamespaceQuery, ...]
+    """Queries for CPU, memory and GPU usage; empty if they are not due."""
     models: Mapping[PodKey, frozenset[str]]
     """Models expected in each pod."""
     addresses: Mapping[PodKey, str]
     """Address of each pod's metrics port."""
     interval: float
     """Seconds between scrapes."""
-    usage: bool
-    """Whether CPU, memory and GPU usage is queried."""
     usage_seconds: float
     """Window of the usage queries."""
     targets: bool
@@ -83,7 +54,7 @@ class CollectionResult:
     errors: dict[PodKey, str] = field(default_factory=dict)
     """Why the counter query of a pod failed."""
     is_complete: bool = True
-    """Whether every counter query had its turn."""
+    """Whether every counter query that was due had its turn and enough time."""
     figures: dict[str, dict[PodKey, float]] | None = None
     """Usage by figure and pod; ``None`` if it was not queried."""
     up: dict[PodKey, bool] | None = None
@@ -94,6 +65,8 @@ class CollectionResult:
     """Whether ``error`` says what to do."""
     notes: list[str] = field(default_factory=list)
     """Notes on the collection as a whole."""
+    pod_notes: dict[PodKey, str] = field(default_factory=dict)
+    """Notes on the collection of one pod."""
 
 
 @contextlib.contextmanager
@@ -129,15 +102,15 @@ class CollectionQueries:
     ) -> None:
         self._connection, self._client = connection, client
         self._clock, self._monotonic = clock, monotonic
-        self._rejected: dict[tuple[str, ...], tuple[float, str]] = {}
-        """When and why a counter query failed, by its namespaces."""
+        self._queries = IsolatedQueries(monotonic)
 
     def run(self, plan: CollectionPlan) -> CollectionResult:
         """Run all queries in sequence, within the connection's time limit.
 
         Raises nothing: errors are part of the result.
         """
-        deadline = self._monotonic() + self._connection.timeout_seconds
+        begin = self._monotonic()
+        deadline = begin + self._connection.timeout_seconds
         got = CollectionResult()
         try:
             before = self._clock()
@@ -150,62 +123,50 @@ class CollectionQueries:
             got.error = str(error)
             got.has_remedy = not isinstance(error, PrometheusError) or error.has_remedy
             return got
-        self._all_counters(plan, got, deadline)
-        if got.is_complete and plan.usage:
-            self._usage(plan, got, deadline)
-        absent = {
+        self._counters_and_usage(plan, got, begin, deadline)
+        absent = [
             pod
             for query in plan.counter_queries
             for pod in query.pods
             if pod not in got.seen and pod not in got.errors
-        }
+        ]
         if got.is_complete and absent and plan.targets:
-            self._targets(absent, got, deadline)
+            self._targets(absent, got, begin, deadline)
         return got
 
-    def _all_counters(self, plan: CollectionPlan, got: CollectionResult, deadline: float) -> None:
-        """Query all counters.
+    def _counters_and_usage(
+        self, plan: CollectionPlan, got: CollectionResult, begin: float, deadline: float
+    ) -> None:
+        """Query counters, and usage if it is due. Usage is optional, so its errors become notes."""
+        if plan.usage_queries:
+            got.figures = {}
 
-        Tenants choose how many series and samples their pods have. So a query that the server
-        rejects, or whose result is too large, is repeated for half of its namespaces each, after
-        all others, until only the namespace at fault is left. That one is not queried again for a
-        short time. If no query succeeds, the server is at fault and not a namespace.
-        """
-        now = self._monotonic()
-        oldest = now - REJECTED_SECONDS
-        self._rejected = {key: one for key, one in self._rejected.items() if one[0] > oldest}
-        waiting, rejected = deque(plan.counter_queries), dict[tuple[str, ...], tuple[float, str]]()
-        while waiting:
-            query = waiting.popleft()
-            try:
-                self._counters(query, plan, got, deadline)
-            except query_results.QueryResultError as error:
-                got.errors.update(dict.fromkeys(query.pods, str(error)))
-            except PrometheusError as error:
-                if error.final:
-                    got.is_complete = False
-                    failed = [pod for one in (query, *waiting) for pod in one.pods]
-                    got.errors.update(dict.fromkeys(failed, str(error)))
-                    return
-                rejected.setdefault(query.group.namespaces, (now, str(error)))
-                halves = query.halves()
-                if halves and (got.queried or len(rejected) < REJECTIONS_MAX):
-                    waiting.extend(halves)
-                else:
-                    got.errors.update(dict.fromkeys(query.pods, str(error)))
-        if got.queried:
-            self._rejected = rejected | self._rejected
+        def send(query: NamespaceQuery, until: float) -> None:
+            if query.kind is QueryKind.COUNTERS:
+                self._counters(query, plan, got, until)
+            else:
+                self._usage(query, got, until)
+
+        outcome = self._queries.run(
+            (*plan.counter_queries, *plan.usage_queries), send, begin, deadline
+        )
+        got.errors = outcome.errors[QueryKind.COUNTERS]
+        got.is_complete = QueryKind.COUNTERS not in outcome.incomplete
+        missing = {
+            pod: f"CPU and GPU metrics are missing: {error}"
+            for pod, error in outcome.errors[QueryKind.USAGE].items()
+        }
+        if len(missing) == len(plan.models):
+            got.notes += sorted(set(missing.values()))[:1]
+        else:
+            got.pod_notes = missing
 
     def _counters(
-        self, query: CounterQuery, plan: CollectionPlan, got: CollectionResult, deadline: float
+        self, query: NamespaceQuery, plan: CollectionPlan, got: CollectionResult, until: float
     ) -> None:
-        """Query counters; raise what the query raises, or raised a short time ago."""
-        namespaces = query.group.namespaces
-        if namespaces in self._rejected:
-            raise PrometheusError(self._rejected[namespaces][1])
         with _no_cycles():
             answer = self._client.query(
-                queries.counters(self._connection, query.group, query.seconds), deadline
+                queries.counters(self._connection, query.group, query.seconds), until
             )
             expected = {pod: plan.models[pod] for pod in query.pods}
             seen = query_results.counters(
@@ -220,27 +181,27 @@ class CollectionQueries:
         got.queried |= query.pods
         got.notes += [f"Prometheus warns: {one}" for one in answer.warnings if len(got.notes) < 3]
 
-    def _usage(self, plan: CollectionPlan, got: CollectionResult, deadline: float) -> None:
-        """Query CPU, memory and GPU usage. It is optional, so an error becomes a note."""
-        found: dict[str, dict[PodKey, float]] = {}
-        try:
-            for group in queries.pod_groups(plan.models, ()):
-                for text in queries.usage(self._connection, group, plan.usage_seconds):
-                    answer = self._client.query(text, deadline)
-                    for name, values in query_results.figures(
-                        answer.kind, answer.result, self._connection
-                    ).items():
-                        found.setdefault(name, {}).update(values)
-        except (PrometheusError, query_results.QueryResultError) as error:
-            got.notes.append(f"CPU and GPU metrics are missing: {error}")
-        got.figures = found
+    def _usage(self, query: NamespaceQuery, got: CollectionResult, until: float) -> None:
+        found = {} if got.figures is None else got.figures
+        for text in queries.usage(self._connection, query.group, query.seconds):
+            answer = self._client.query(text, until)
+            for name, values in query_results.figures(
+                answer.kind, answer.result, self._connection
+            ).items():
+                found.setdefault(name, {}).update(values)
 
-    def _targets(self, absent: Iterable[PodKey], got: CollectionResult, deadline: float) -> None:
+    def _targets(
+        self, absent: Iterable[PodKey], got: CollectionResult, begin: float, deadline: float
+    ) -> None:
+        """Query the scrape targets of missing pods. They only appear in messages."""
         up: dict[PodKey, bool] = {}
-        try:
-            for group in queries.pod_groups(absent, ()):
-                answer = self._client.query(queries.targets(self._connection, group), deadline)
-                up.update(query_results.targets(answer.kind, answer.result, self._connection))
-        except (PrometheusError, query_results.QueryResultError):
-            return
-        got.up = up
+
+        def send(query: NamespaceQuery, until: float) -> None:
+            answer = self._client.query(queries.targets(self._connection, query.group), until)
+            up.update(query_results.targets(answer.kind, answer.result, self._connection))
+
+        outcome = self._queries.run(
+            namespace_queries(QueryKind.TARGETS, absent), send, begin, deadline
+        )
+        if not outcome.incomplete:
+            got.up = up

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self
 
 from . import queries, query_results
-from .collection import CollectionPlan, CollectionQueries, CollectionResult, CounterQuery
+from .collection import CollectionPlan, CollectionQueries, CollectionResult
 from .connection import Connection
 from .connection_messages import CONNECTIONS, source_name
+from .namespace_query import NamespaceQuery, QueryKind, namespace_queries
 from .prometheus_client import Prometheus
 from .sample_quality import INTERVAL_UNKNOWN, SKEW_SECONDS, CollectionEvidence, assess_sample
 from .samples import ExpectedPods, MetricsFailure, MetricsProblem, PipelineSample
@@ -154,17 +155,21 @@ class PrometheusCollector:
         # Everything since the last collection, and always enough to hold one scrape, so that two
         # targets of the same name appear in the same result.
         short = max(began - self._last + max(_VISIBLE_SECONDS, interval / 2), 1.2 * interval)
-        selected = [
+        usage_seconds = queries.USAGE_SECONDS[self._usage_window]
+        is_usage_due = began - self._usage_at >= USAGE_EVERY_SECONDS
+        counter_queries = (
             *_counter_queries(known, models, min(short, _look_back(slow, known))),
             *_counter_queries(new, models, _look_back(slow, new)),
-        ]
+        )
         return CollectionPlan(
-            counter_queries=tuple(selected),
+            counter_queries=counter_queries,
+            usage_queries=namespace_queries(QueryKind.USAGE, models, (), usage_seconds)
+            if is_usage_due
+            else (),
             models=models,
             addresses=addresses,
             interval=interval,
-            usage=began - self._usage_at >= USAGE_EVERY_SECONDS,
-            usage_seconds=queries.USAGE_SECONDS[self._usage_window],
+            usage_seconds=usage_seconds,
             targets=began - self._targets_at >= TARGETS_EVERY_SECONDS,
         )
 
@@ -209,7 +214,7 @@ class PrometheusCollector:
             skew=skew,
             interval=plan.interval,
             problems={pod: seen.problem for pod, seen in got.seen.items() if seen.problem},
-            notes={pod: seen.note for pod, seen in got.seen.items() if seen.note},
+            notes=got.pod_notes | {pod: seen.note for pod, seen in got.seen.items() if seen.note},
             ahead=ahead,
             up=self._up,
             general_notes=(*got.notes, *_skew_notes(skew)),
@@ -283,15 +288,11 @@ def _look_back(slow: Mapping[PodKey, float], pods: Iterable[PodKey]) -> float:
 
 def _counter_queries(
     pods: Iterable[PodKey], models: Mapping[PodKey, frozenset[str]], seconds: float
-) -> list[CounterQuery]:
+) -> tuple[NamespaceQuery, ...]:
     chosen = set(pods)
-    selected = []
-    for group in queries.pod_groups(chosen, frozenset().union(*{models[pod] for pod in chosen})):
-        inside = set(group.namespaces)
-        selected.append(
-            CounterQuery(group, seconds, frozenset(pod for pod in chosen if pod[0] in inside))
-        )
-    return selected
+    return namespace_queries(
+        QueryKind.COUNTERS, chosen, frozenset().union(*{models[pod] for pod in chosen}), seconds
+    )
 
 
 def _skew_notes(skew: float) -> tuple[str, ...]:

@@ -9,12 +9,10 @@ checks responses.
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import requests
@@ -26,6 +24,7 @@ from urllib3.util.retry import Retry
 from triton_pipelines.redaction import Redactor
 
 from .connection import Connection, QueryCredentials, Security
+from .prometheus_response import TEXT_MAX, PrometheusError, PrometheusResponse, QueryResult
 from .secret_files import SecretFileError
 
 CONNECT_SECONDS: Final = 3.0
@@ -35,36 +34,7 @@ READ_SECONDS: Final = 5.0
 ANSWER_BYTES_MAX: Final = 32 * 1024**2
 _ERROR_BYTES_MAX: Final = 16 * 1024
 _BLOCK: Final = 256 * 1024
-_TEXT_MAX: Final = 300
 _SHORTEST: Final = 0.05
-_SET_URL: Final = "set url to the address of a Prometheus server"
-
-
-class PrometheusError(Exception):
-    """A query returned no usable result; the message says why and contains no secret.
-
-    Attributes:
-        final: Whether further queries of this collection would fail too (server unreachable,
-            request refused, out of time).
-        has_remedy: Whether the message says what to do, so that no checklist is needed.
-    """
-
-    def __init__(self, message: str, *, final: bool = False, has_remedy: bool = False) -> None:
-        super().__init__(message)
-        self.final = final
-        self.has_remedy = has_remedy
-
-
-@dataclass(frozen=True, slots=True)
-class QueryResult:
-    """Result of an instant query."""
-
-    kind: str
-    """Prometheus' resultType."""
-    result: list[Any]
-    """The result as parsed JSON."""
-    warnings: tuple[str, ...] = ()
-    """Warnings from the server, such as about stores that did not respond (Thanos)."""
 
 
 class Prometheus:
@@ -92,7 +62,7 @@ class Prometheus:
         """
         left = deadline - self._monotonic()
         if left < _SHORTEST:
-            raise PrometheusError(self._late(), final=True)
+            raise PrometheusError(self._late(), is_timeout=True)
         try:
             credentials = self._connection.credentials()
             client: Any = self._connected()
@@ -101,6 +71,7 @@ class Prometheus:
         client.headers = dict(credentials.headers)
         client.auth = credentials.basic
         self._session.deadline = deadline
+        self._session.redact = redact = _redactor(credentials)
         try:
             # The server also gives up at the deadline, because the result is useless after it.
             client.custom_query(
@@ -110,13 +81,15 @@ class Prometheus:
             )
         except PrometheusError as error:
             raise PrometheusError(
-                _hidden(str(error), credentials), final=error.final, has_remedy=error.has_remedy
+                redact(str(error)), final=error.final, has_remedy=error.has_remedy
             ) from None
         except PrometheusApiClientException:
             message, remedy = self._refused()
+            is_timeout = self._session.is_timeout
             raise PrometheusError(
-                _hidden(message + remedy, credentials),
-                final=not self._session.of_query,
+                redact(message + remedy),
+                final=not (self._session.of_query or is_timeout),
+                is_timeout=is_timeout,
                 has_remedy=bool(remedy),
             ) from None
         except (
@@ -127,14 +100,15 @@ class Prometheus:
         ) as error:
             message, remedy = self._failed(error)
             raise PrometheusError(
-                _hidden(message + remedy, credentials), final=True, has_remedy=bool(remedy)
+                redact(message + remedy),
+                final=not _is_timeout(error),
+                is_timeout=_is_timeout(error),
+                has_remedy=bool(remedy),
             ) from None
         answer = self._session.answer
         if answer is None:
             raise PrometheusError("the server did not respond")
-        result = answer.envelope()
-        warnings = tuple(_hidden(text, credentials) for text in result.warnings)
-        return replace(result, warnings=warnings)
+        return answer.envelope()
 
     def close(self) -> None:
         """Close connections."""
@@ -194,7 +168,7 @@ class Prometheus:
         chain = list(_causes(error))
         if _has(chain, ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError):
             return (
-                f"TLS: {_tls_detail(chain)}",
+                f"TLS: {_tls_detail(chain, self._session.redact)}",
                 "; check tls.caFile (certificate authority), and tls.certFile and tls.keyFile "
                 "(client certificate)",
             )
@@ -214,7 +188,15 @@ class Prometheus:
             return self._late(), ""
         if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
             return "the response ended early", ""
-        return f"the query failed: {_short(chain[-1])}", ""
+        return f"the query failed: {_short(chain[-1], self._session.redact)}", ""
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Return whether the server was reached, but did not respond in time."""
+    chain = list(_causes(error))
+    return _has(
+        chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError
+    ) and not _has(chain, requests.ConnectTimeout, urllib3.exceptions.ConnectTimeoutError)
 
 
 def _has(chain: Iterable[BaseException], *kinds: type[BaseException]) -> bool:
@@ -222,12 +204,12 @@ def _has(chain: Iterable[BaseException], *kinds: type[BaseException]) -> bool:
     return any(isinstance(one, kinds) for one in chain)
 
 
-def _tls_detail(chain: Sequence[BaseException]) -> str:
+def _tls_detail(chain: Sequence[BaseException], redact: Callable[[str], str]) -> str:
     """Return why the certificate was not accepted, or else the innermost cause."""
     messages = (
         one.verify_message for one in chain if isinstance(one, ssl.SSLCertVerificationError)
     )
-    return next(messages, "") or _short(chain[-1])
+    return next(messages, "") or _short(chain[-1], redact)
 
 
 class _Session(requests.Session):
@@ -244,7 +226,8 @@ class _Session(requests.Session):
         # The size of a compressed response is known only once it is unpacked.
         self.headers["Accept-Encoding"] = "identity"
         self.deadline = 0.0
-        self.answer: _Response | None = None
+        self.redact: Callable[[str], str] = str
+        self.answer: PrometheusResponse | None = None
         self._monotonic = monotonic
 
     def request(self, *arguments: Any, **options: Any) -> Any:
@@ -253,8 +236,11 @@ class _Session(requests.Session):
             *arguments, **{**options, "stream": True, "allow_redirects": False}
         )
         try:
-            self.answer = _Response(
-                response.status_code, self._body(response), response.headers.get("location", "")
+            self.answer = PrometheusResponse(
+                response.status_code,
+                self._body(response),
+                response.headers.get("location", ""),
+                self.redact,
             )
         finally:
             response.close()
@@ -267,6 +253,16 @@ class _Session(requests.Session):
         Another query may then succeed.
         """
         return self.answer is not None and self.answer.status_code in (400, 422)
+
+    @property
+    def is_timeout(self) -> bool:
+        """Return whether the server, or a proxy, gave up the query because it took too long."""
+        answer = self.answer
+        if answer is None:
+            return False
+        return answer.status_code == 504 or (
+            answer.status_code == 503 and answer.error_type() == "timeout"
+        )
 
     def _body(self, response: requests.Response) -> bytes:
         """Return the whole body, read within the deadline.
@@ -297,78 +293,13 @@ class _Session(requests.Session):
         return bytes(data)
 
 
-class _Response:
-    """The response as the client sees it: the status, and the JSON once it has been validated."""
-
-    def __init__(self, status_code: int, content: bytes, location: str = "") -> None:
-        self.status_code, self.content, self.location = status_code, content, location
-        self._document: Any = None
-
-    def json(self) -> Any:
-        """Return the document if it reports success and has a result.
-
-        Raises:
-            PrometheusError: The document is anything else.
-        """
-        self._document = _parsed(self.content)
-        data = self._document.get("data")
-        if self._document.get("status") != "success":
-            raise PrometheusError(
-                f"the server reports {_words(self._document) or 'neither a success nor an error'}"
-            )
-        if (
-            not isinstance(data, dict)
-            or not isinstance(data.get("resultType"), str)
-            or not isinstance(data.get("result"), list)
-        ):
-            raise PrometheusError(f"the response contains no result; {_SET_URL}", has_remedy=True)
-        return self._document
-
-    def envelope(self) -> QueryResult:
-        """Return the parsed result with its kind and warnings."""
-        data = self._document["data"]
-        warnings = self._document.get("warnings")
-        texts = (
-            tuple(str(one)[:_TEXT_MAX] for one in warnings[:5])
-            if isinstance(warnings, list)
-            else ()
-        )
-        return QueryResult(data["resultType"], data["result"], texts)
-
-    def detail(self) -> str:
-        """Return the error message of the response, or ""."""
-        try:
-            return _words(_parsed(self.content))
-        except PrometheusError:
-            return " ".join(self.content[:_TEXT_MAX].decode("utf-8", errors="replace").split())
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        raise PrometheusError(f"the response is not JSON; {_SET_URL}", has_remedy=True) from None
-    if not isinstance(document, dict):
-        raise PrometheusError(f"the response is not a JSON object; {_SET_URL}", has_remedy=True)
-    return document
-
-
-def _words(document: dict[str, Any]) -> str:
-    kind, text = document.get("errorType"), document.get("error")
-    return (
-        " ".join(f"{kind}: {text}".split())[:_TEXT_MAX]
-        if isinstance(kind, str) and isinstance(text, str)
-        else ""
-    )
-
-
-def _hidden(text: str, credentials: QueryCredentials) -> str:
-    """Return the text without secrets that a server may have echoed."""
+def _redactor(credentials: QueryCredentials) -> Redactor:
+    """Return what masks the secrets of a query, which a server may repeat."""
     redactor = Redactor()
     redactor.add(*credentials.secrets)
     if credentials.basic is not None:
         redactor.add_basic(*credentials.basic)
-    return redactor(text)
+    return redactor
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -386,5 +317,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             waiting += [*one.args, getattr(one, "reason", None), one.__cause__, one.__context__]
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_TEXT_MAX] or type(error).__name__
+def _short(error: BaseException, redact: Callable[[str], str]) -> str:
+    return " ".join(redact(str(error)).split())[:TEXT_MAX] or type(error).__name__

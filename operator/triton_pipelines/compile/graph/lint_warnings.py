@@ -300,7 +300,7 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         elif cpu_range(pipeline, graph) is None:
             yield warning(
                 "spec.scaling.cpuResize",
-                "cpuResize has no effect, because no Python step has "
+                "cpuResize has no effect, because no step on the CPU has "
                 "resourcesPerInstance.cpu and instances.max above instances.initial; set "
                 "both fields",
                 code=FindingCode.CPU_RESIZE_BLOCKED,

@@ -113,6 +113,19 @@ class Plan:
     """How many objects of ``apply`` come before ``clear``: the last records the run's result."""
 
     @property
+    def objects(self) -> tuple[Object, ...]:
+        """All objects to apply."""
+        return (*self.apply, *self.preflight_objects, *self.tuning_objects)
+
+    @property
+    def optional_objects(self) -> dict[ApplyStage, tuple[Object, ...]]:
+        """Objects that harm nothing if they are rejected, in their order."""
+        return {
+            ApplyStage.PREFLIGHT: self.preflight_objects,
+            ApplyStage.TUNING_RUN: self.tuning_objects,
+        }
+
+    @property
     def starts_rollout(self) -> bool:
         """Whether pods may be replaced, or a preflight of new ones starts."""
         return bool(self.preflight_objects) or any(

@@ -63,6 +63,7 @@ class ChildConflicts:
         key: Key,
         items: Sequence[Object],
         children: Mapping[ChildName, Object],
+        planned: Sequence[Object],
         now: dt.datetime,
     ) -> None:
         """Record objects that were applied.
@@ -71,13 +72,15 @@ class ChildConflicts:
             key: The pipeline.
             items: The objects.
             children: The pipeline's objects as they were before.
+            planned: All objects that the iteration applies, before and after these.
             now: UTC.
         """
         before = self._applied.get(key, {})
+        exist = children.keys() | {name_of(item) for item in planned}
         recorded = {
             name: one
             for name, one in before.items()
-            if name in children or one.managers.sequence_ends_in(now) is not None
+            if name in exist or one.managers.sequence_ends_in(now) is not None
         }
         for item in items:
             name, digest = name_of(item), digest_of(item)

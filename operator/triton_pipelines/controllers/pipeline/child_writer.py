@@ -40,7 +40,7 @@ from triton_pipelines.compile.render.restricted_workload import unsafe_fields
 from triton_pipelines.controllers.rejected_writes import Attempt, WriteName
 
 from .actions import Resize
-from .child_conflicts import digest_of
+from .child_conflicts import ChildName, digest_of, name_of
 from .owner_references import FormerChild, NameTaken, UnsafeTemplate, check_owner
 from .snapshot import Object
 
@@ -86,16 +86,20 @@ class ChildWriter:
     """What pods may contain."""
     attempt: Attempt = _always
     """Returns the context of one write."""
+    delayed: frozenset[ChildName] = frozenset()
+    """Objects that are not applied yet, because another manager undoes each correction."""
     applied: list[Object] = field(default_factory=list, init=False)
     """What has been applied, in order."""
 
     async def apply(self, item: Object, uid: str) -> None:
-        """Apply an object, unless its name belongs to another owner.
+        """Apply an object, unless it is delayed, or its name belongs to another owner.
 
         Args:
             item: The object.
             uid: UID of the pipeline.
         """
+        if name_of(item) in self.delayed:
+            return
         resource = resource_of(item)
         name = item["metadata"]["name"]
         if resource in _WORKLOADS:

@@ -6,13 +6,14 @@ ReplicaSets are not watched: they change seldom, and 1 000 pipelines keep severa
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import DEPLOYMENTS, REPLICA_SETS
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, REPLICA_SETS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pod_ownership import (
@@ -23,9 +24,10 @@ from triton_pipelines.controllers.pod_ownership import (
     owned_pods,
     unknown_replica_sets,
 )
+from triton_pipelines.redaction import MASK
 
 from .actions import soonest
-from .snapshot import LABEL_TEMPLATE_HASH, Pod, is_alive
+from .snapshot import LABEL_TEMPLATE_HASH, Object, Pod, is_alive
 
 # Maximum number of ReplicaSets that one iteration reads: pods with forged owner references must not
 # delay other pipelines. A Deployment has pods of two or three at a time.
@@ -59,6 +61,8 @@ class PodObserver:
     handover: Handover
     clock: Callable[[], dt.datetime]
     """Returns the current time in UTC."""
+    derive: Callable[[str, str], str]
+    """Returns the control key of a pipeline's uid and a revision."""
     _deleted: dict[Key, set[str]] = field(default_factory=dict)
     """Uids of pods that were deleted here."""
 
@@ -70,15 +74,26 @@ class PodObserver:
         """
         await self._read_replica_sets(key)
         found = owned_pods(self.store, self.handover.replica_sets.get(key, {}), key)
-        pods = tuple(Pod.of(item) for item in found.server if is_alive(item))
+        pods = tuple(self._pod(key, item) for item in found.server if is_alive(item))
         if deleted := self._deleted.pop(key, set()) & {pod.uid for pod in pods}:
             self._deleted[key] = deleted
             pods = tuple(replace(pod, deleting=True) if pod.uid in deleted else pod for pod in pods)
         return ObservedPods(
             pods,
-            tuple(Pod.of(item) for item in found.tuning),
-            tuple(Pod.of(item) for item in found.preflight),
+            tuple(self._pod(key, item) for item in found.tuning),
+            tuple(self._pod(key, item) for item in found.preflight),
         )
+
+    def _pod(self, key: Key, raw: Object) -> Pod:
+        """Return a pod whose last log lines do not repeat its control key, which it knows."""
+        pod = Pod.of(raw)
+        if not any(pod.termination_messages()):
+            return pod
+        pipeline = self.store.get(INFERENCE_PIPELINES, *key) or {"metadata": {}}
+        secret = self.derive(pipeline["metadata"].get("uid", ""), pod.revision)
+        if not any(secret in message for message in pod.termination_messages()):
+            return pod
+        return Pod.of(json.loads(json.dumps(raw).replace(secret, MASK)))
 
     def recheck_after(self, key: Key) -> float | None:
         """Return the seconds until a ReplicaSet is read again; ``None`` if all are known."""

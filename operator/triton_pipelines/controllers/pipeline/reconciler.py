@@ -36,7 +36,7 @@ from .actions import ApplyStage, Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .background_compiler import BackgroundCompiler, CompilationPending
 from .chain import Context
-from .child_conflicts import ChildConflicts, name_of
+from .child_conflicts import ChildConflicts
 from .child_writer import CHILD_RESOURCES, REJECTIONS, RESOURCE_OF_KIND, ChildWriter
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import ConfigMapSources
@@ -111,7 +111,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
         self._compiler = BackgroundCompiler(self.resolver, self.enqueue)
-        self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
+        self._pods = PodObserver(self.client, self.store, self.handover, self.clock, self.derive)
         self._sources = ConfigMapSources(self.client)
         self._tls = TlsSecrets(self.client)
         self._images = ImageVolumes(self.client, self.options)
@@ -318,14 +318,12 @@ class Reconciler:
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid, writer = snapshot.pipeline["metadata"].get("uid", ""), self._writer(key, decided)
         now, first = self.clock(), decided.apply_before_clear
-        delayed = self._conflicts.delayed(key, decided.apply, now)
-        due = [(name_of(item) not in delayed, item) for item in decided.apply]
         try:
-            await writer.apply_all([item for is_due, item in due[:first] if is_due], uid)
+            await writer.apply_all(decided.apply[:first], uid)
             await self._clear(key, decided)
-            await writer.apply_all([item for is_due, item in due[first:] if is_due], uid)
+            await writer.apply_all(decided.apply[first:], uid)
         finally:
-            self._conflicts.record(key, writer.applied, snapshot.children, now)
+            self._conflicts.record(key, writer.applied, snapshot.children, decided.objects, now)
         for deletion in decided.delete:
             await self._delete(key, deletion, writer)
         if decided.resize is not None:
@@ -342,23 +340,22 @@ class Reconciler:
         writer = Writer.of(self.client, key[0], decided.account)
         pipeline = self.store.get(INFERENCE_PIPELINES, *key) or {"metadata": {}}
         attempt = self._writes.of(key, pipeline)
-        return ChildWriter(self.client, writer, self.store, key[0], self.options, attempt)
+        delayed = self._conflicts.delayed(key, decided.objects, self.clock())
+        return ChildWriter(self.client, writer, self.store, key[0], self.options, attempt, delayed)
 
     async def _create_optional_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a preflight and a tuning run need, and return whether that was rejected.
 
         A rejection ends the one or the other and does not affect the pipeline.
         """
-        writer, uid = self._writer(key, decided), snapshot.pipeline["metadata"].get("uid", "")
-        objects = {
-            ApplyStage.PREFLIGHT: decided.preflight_objects,
-            ApplyStage.TUNING_RUN: decided.tuning_objects,
-        }
-        rejections = {
-            stage: rejection
-            for stage, items in objects.items()
-            if (rejection := await writer.apply_optional(items, uid))
-        }
+        uid, writer = snapshot.pipeline["metadata"].get("uid", ""), self._writer(key, decided)
+        objects, now, rejections = decided.optional_objects, self.clock(), dict[ApplyStage, str]()
+        try:
+            for stage, items in objects.items():
+                if rejection := await writer.apply_optional(items, uid):
+                    rejections[stage] = rejection
+        finally:
+            self._conflicts.record(key, writer.applied, snapshot.children, decided.objects, now)
         if rejections:
             self._rejections[key] = rejections
         return bool(rejections)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,15 @@ class Pod:
             for device in resource.get("resources") or ()
             if device.get("health") == "Unhealthy"
         )
+
+    def termination_messages(self) -> Iterator[str]:
+        """Yield what the containers wrote before they ended; the pod chooses these texts."""
+        status = self.raw.get("status") or {}
+        for kind in ("initContainerStatuses", "containerStatuses"):
+            for container in status.get(kind) or ():
+                for phase in ("state", "lastState"):
+                    ended = (container.get(phase) or {}).get("terminated") or {}
+                    yield str(ended.get("message") or "")
 
     def load_report(self) -> LoadReport | None:
         """Return the last report of the init container, of this run or the one before.
