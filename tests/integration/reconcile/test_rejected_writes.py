@@ -47,7 +47,7 @@ POLICIES, BINDINGS, WEBHOOKS = (
 )
 PIPELINES = 12
 """More than the operator has workers."""
-RECONCILES = 40
+RECONCILES = 25
 """Of each pipeline."""
 
 
