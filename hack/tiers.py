@@ -27,8 +27,6 @@ CORES = min(4, os.cpu_count() or 1)
 WORKERS = str(CORES)
 WAITING_WORKERS = str(CORES + 1)
 """For tests that wait for servers half of the time."""
-CLUSTERS = "2"
-"""Workers of the end-to-end suite: each starts a cluster of its own."""
 LOW_PRIORITY = ("nice", "-n", "5")
 ENVIRONMENT = {"GOGC": "400", **os.environ}
 """Of all commands: Go programs collect garbage less often.
@@ -67,13 +65,6 @@ def _python(*arguments: str) -> tuple[str, ...]:
 def _pytest(*arguments: str) -> tuple[str, ...]:
     """A run of pytest that says at its end where the time went."""
     return _python("-m", "pytest", *arguments, "--durations=15", "--durations-min=5")
-
-
-def _end_to_end() -> tuple[str, ...]:
-    """Return the run of the end-to-end suite; tests on a cluster of the user run in turn."""
-    workers = ("-n", CLUSTERS, "--dist=loadfile", "--no-loadscope-reorder")
-    given = bool(os.environ.get("KUBECONFIG"))
-    return _pytest("e2e/suite", *(() if given else workers), "-q", "--maxfail=5", "--timeout=900")
 
 
 # What `codespell` reads; its exceptions are in pyproject.toml.
@@ -208,10 +199,11 @@ TIERS = {
         _real_parts,
     ),
     # A third of the time is waiting: for drains that have to outlast clients, and for pods that
-    # start and stop one after the other. The tests of a worker run in turn because they share one
-    # operator, which some of them kill and one requires to be idle.
+    # start and stop one after the other. The tests run in turn because they share one operator,
+    # which some of them kill and one requires to be idle. Two clusters at a time take 1,180 s
+    # instead of 1,740 s, but leave no time to the integration tests, which then end later.
     "e2e": Tier(
-        (_end_to_end(),),
+        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),),
         25,
         _cluster,
         alongside=True,

@@ -34,21 +34,6 @@ from e2e.suite.reach import Endpoint, Reach
 from e2e.suite.tiny import TinyPipeline
 
 TEST_SECONDS = 300
-# The longest files start first, so that no worker is left alone with one at the end. The
-# walkthrough has a cluster of its own: as the first file, it runs before its worker needs another.
-LONG = (
-    "test_walkthrough.py",
-    "test_faults.py",
-    "test_rollout.py",
-    "test_scaling.py",
-    "test_replaced_pods.py",
-    "test_lifecycle.py",
-    "test_bad_input.py",
-    "test_metrics.py",
-    "test_tuning.py",
-    "test_image_volumes.py",
-    "test_gitops.py",
-)
 NewNamespace = Callable[[], str]
 
 
@@ -61,11 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of the suite, and put the long files first.
+    """Mark all tests of the suite.
 
     The time limit covers only the test itself, because fixtures may build images first.
     """
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     for item in items:
         if item.path.parent == diagnostics.FOLDER.parents[1] / "e2e" / "suite":
             item.add_marker(pytest.mark.e2e)

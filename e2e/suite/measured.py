@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from e2e.load.record import Summary
-from e2e.local import cache
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV_FOLDER = "E2E_MEASURED"
@@ -29,15 +27,10 @@ def folder() -> Path:
 
 
 def record(topic: str, case: str, summaries: Mapping[str, Summary]) -> None:
-    """Put one case's figures, per kind of client, into `<topic>.json`; other cases there stay.
-
-    Several workers of pytest may record cases at the same time. Only their standard error is shown.
-    """
+    """Put one case's figures, per kind of client, into `<topic>.json`; other cases there stay."""
     path = folder() / f"{topic}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figures = {client: summary.figures() for client, summary in sorted(summaries.items())}
-    with cache.locked(cache.cache_root() / "locks" / "measured"):
-        document = json.loads(path.read_text()) if path.exists() else {}
-        document[case] = figures
-        path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    print(f"\n{topic}, {case}:", *summaries.values(), sep="\n  ", file=sys.stderr)
+    document = json.loads(path.read_text()) if path.exists() else {}
+    document[case] = {client: summary.figures() for client, summary in sorted(summaries.items())}
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    print(f"\n{topic}, {case}:", *summaries.values(), sep="\n  ")
