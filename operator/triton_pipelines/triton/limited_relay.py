@@ -25,6 +25,8 @@ _FRAMING_SHARE: Final = 1 / 64
 # What a read counts for at least. Each takes up to 0.1 ms, so a pod that sends its bytes one at a
 # time would take seconds.
 READ_BYTES_MIN: Final = 1024
+CONNECTION_BYTES: Final = 16 * 1024
+"""What another connection during a call counts for, which takes 2 ms."""
 # Process, user and group of the peer, see SO_PEERCRED in unix(7).
 _PEER: Final = struct.Struct("3i")
 
@@ -35,7 +37,7 @@ def limit_with_overhead(message_bytes: int) -> int:
 
 
 class LimitedRelay:
-    """Relays a gRPC connection to a pod."""
+    """Relays the connections of one gRPC channel to a pod."""
 
     def __init__(self, address: str, bytes_max: int) -> None:
         """Create the relay, which connects when it is first needed.
@@ -47,13 +49,15 @@ class LimitedRelay:
         self._host, _, self._port = address.rpartition(":")
         self.bytes_max = self._bytes_left = bytes_max
         self._socket_name = f"triton-pipelines-{secrets.token_hex(16)}"
-        self._pod: _PodEnd | None = None
         self._listener: asyncio.Server | None = None
         self._connecting = asyncio.Lock()
+        self._ends: set[_End] = set()
+        self._unused: _PodEnd | None = None
+        self._links: set[asyncio.Task[None]] = set()
         self.received = 0
         """Bytes that the pod has sent, at least :data:`READ_BYTES_MIN` per read."""
         self.is_exceeded = False
-        """Whether the connection was closed because the pod sent too much."""
+        """Whether the connections were closed because the pod sent too much."""
 
     @property
     def target(self) -> str:
@@ -63,10 +67,13 @@ class LimitedRelay:
     def renew(self) -> bool:
         """Allow the pod to send :attr:`bytes_max` bytes more; return whether it is connected."""
         self._bytes_left, self.is_exceeded = self.bytes_max, False
-        return self._pod is not None and not self._pod.is_closed
+        return any(isinstance(end, _PodEnd) and not end.is_closed for end in self._ends)
 
     async def connect(self) -> None:
-        """Connect to the pod, and accept a connection of this process.
+        """Connect to the pod, and accept connections of this process.
+
+        gRPC connects by itself when a call begins, and again when a server has sent ``GOAWAY`` but
+        has not ended the calls yet.
 
         Raises:
             OSError: the pod cannot be reached.
@@ -74,27 +81,37 @@ class LimitedRelay:
         async with self._connecting:
             if self.renew():
                 return
-            self.close()
-            loop = asyncio.get_running_loop()
-            host = self._host.removeprefix("[").removesuffix("]")
-            _, pod = await loop.create_connection(lambda: _PodEnd(self), host, int(self._port))
-            try:
+            if self._listener is None:
                 # Without listening, this does not wait, so that no cancellation loses the listener.
-                self._listener = await loop.create_unix_server(
-                    lambda: _GrpcEnd(self, pod), f"\0{self._socket_name}", start_serving=False
+                self._listener = await asyncio.get_running_loop().create_unix_server(
+                    lambda: _GrpcEnd(self), f"\0{self._socket_name}", start_serving=False
                 )
                 await self._listener.start_serving()
-            except BaseException:
-                pod.abort()
-                self.accepted()
-                raise
-            self._pod = pod
+            self._unused = await self._connect_to_pod()
 
-    def accepted(self) -> None:
-        """End listening: gRPC has connected."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    async def _connect_to_pod(self) -> _PodEnd:
+        loop = asyncio.get_running_loop()
+        host = self._host.removeprefix("[").removesuffix("]")
+        _, pod = await loop.create_connection(lambda: _PodEnd(self), host, int(self._port))
+        return pod
+
+    def accept(self, grpc: _GrpcEnd) -> None:
+        """Relay a connection of gRPC."""
+        pod, self._unused = self._unused, None
+        if pod is not None:
+            grpc.link(pod)
+        elif self.count(CONNECTION_BYTES):
+            task = asyncio.ensure_future(self._link(grpc))
+            self._links.add(task)
+            task.add_done_callback(self._links.discard)
+        else:
+            self.abort()
+
+    async def _link(self, grpc: _GrpcEnd) -> None:
+        try:
+            grpc.link(await self._connect_to_pod())
+        except OSError:
+            grpc.close()
 
     def count(self, size: int) -> bool:
         """Count the bytes of a read from the pod; return whether they may be forwarded."""
@@ -104,20 +121,38 @@ class LimitedRelay:
         self.is_exceeded = self._bytes_left < 0
         return not self.is_exceeded
 
+    def opened(self, end: _End) -> None:
+        """Note an open connection."""
+        self._ends.add(end)
+
+    def closed(self, end: _End) -> None:
+        """Note that a connection has been closed."""
+        self._ends.discard(end)
+
+    def abort(self) -> None:
+        """Close all connections at once, whatever has not been forwarded."""
+        for end in tuple(self._ends):
+            end.abort()
+
     def close(self) -> None:
-        """Close all connections."""
-        self.accepted()
-        if self._pod is not None:
-            self._pod.close()
-            self._pod = None
+        """Close all connections, and accept no more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for task in self._links:
+            task.cancel()
+        for end in tuple(self._ends):
+            end.close()
 
 
 class _End(asyncio.Protocol):
-    """One of the two connections of a relay; forwards what it receives to the other one."""
+    """One of the two connections of a link; forwards what it receives to the other one."""
 
-    def __init__(self, other: _End | None = None) -> None:
+    def __init__(self, relay: LimitedRelay) -> None:
+        self._relay = relay
+        self._early = b""
         self.transport: asyncio.Transport | None = None
-        self.other = other
+        self.other: _End | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -125,10 +160,28 @@ class _End(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self._relay.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
+        elif self.transport is not None:
+            # There is no connection yet to forward to. In Python 3.11.2, reading cannot be paused
+            # before the first data.
+            self._early += data
+            self.transport.pause_reading()
+
+    def link(self, other: _End) -> None:
+        """Forward what both ends have received, and what they receive from now on."""
+        self.other, other.other = other, self
+        for end in (self, other):
+            early, end._early = end._early, b""
+            if early and end.other is not None and end.other.transport is not None:
+                end.other.transport.write(early)
+            if end.transport is not None and not end.is_closed:
+                end.transport.resume_reading()
+        if self.is_closed or other.is_closed:
+            self.close()
 
     def pause_writing(self) -> None:
         self._pause_other(is_paused=True)
@@ -145,6 +198,7 @@ class _End(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.closed(self)
         self.close()
 
     def close(self) -> None:
@@ -161,52 +215,27 @@ class _End(asyncio.Protocol):
 
 
 class _PodEnd(_End):
-    """The connection to the pod."""
-
-    def __init__(self, relay: LimitedRelay) -> None:
-        super().__init__()
-        self._relay = relay
-        self._early = b""
+    """A connection to the pod."""
 
     def data_received(self, data: bytes) -> None:
-        if not self._relay.count(len(data)):
-            self.abort()
-        elif self.other is not None:
+        if self._relay.count(len(data)):
             super().data_received(data)
-        elif self.transport is not None:
-            # There is no connection yet to forward to.
-            self._early += data
-            self.transport.pause_reading()
-
-    def forward_to(self, other: _End) -> None:
-        """Forward what the pod has sent, and what it sends from now on."""
-        self.other = other
-        super().data_received(self._early)
-        self._early = b""
-        if not self.is_closed and self.transport is not None:
-            self.transport.resume_reading()
+        else:
+            self._relay.abort()
 
 
 class _GrpcEnd(_End):
-    """The connection from gRPC."""
-
-    def __init__(self, relay: LimitedRelay, pod: _PodEnd) -> None:
-        super().__init__()
-        self._relay = relay
-        self._pod = pod
+    """A connection from gRPC."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self._pod.other is not None or not _is_own(transport.get_extra_info("socket")):
+        if _is_own(transport.get_extra_info("socket")):
+            self._relay.accept(self)
+        else:
             transport.close()
-            return
-        self._relay.accepted()
-        self.other = self._pod
-        self._pod.forward_to(self)
-        if self._pod.is_closed:
-            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         # Nothing is of use to the pod any more, and one that does not read would never be closed.
         self.abort()
 

@@ -34,8 +34,8 @@ NAMESPACE_SHARE: Final = 0.25
 # The rest of the process's file descriptors is for requests to the API server, metrics pages,
 # probes that open their own connection, and files.
 _DESCRIPTOR_SHARE: Final = 0.5
-# One to the pod, and two between the relay and gRPC.
-_DESCRIPTORS: Final = 3
+# One to the pod, two between the relay and gRPC, and one to accept connections of gRPC.
+_DESCRIPTORS: Final = 4
 CONFIG_SECONDS: Final = 600.0
 """Seconds until config and index are read again: outputs may still be those of an earlier config,
 and models that no test inference runs may have become unavailable."""

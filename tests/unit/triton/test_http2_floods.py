@@ -31,6 +31,7 @@ from triton_pipelines.triton.limited_relay import (
     OVERHEAD_BYTES,
     READ_BYTES_MIN,
     LimitedRelay,
+    _PodEnd,
     limit_with_overhead,
 )
 from triton_pipelines.triton.output_faults import ProbeRequest
@@ -99,10 +100,10 @@ async def relay_ends(client: TritonClient) -> tuple[asyncio.Transport, asyncio.T
     """The relay's connections to the pod and from gRPC, once there are both."""
     async with asyncio.timeout(SECONDS):
         while True:
-            pod = client._relay._pod if client._relay is not None else None
-            grpc = pod.other if pod is not None else None
-            if pod is not None and grpc is not None and pod.transport and grpc.transport:
-                return pod.transport, grpc.transport
+            for pod in client._relay._ends if client._relay is not None else ():
+                grpc = pod.other
+                if isinstance(pod, _PodEnd) and grpc and pod.transport and grpc.transport:
+                    return pod.transport, grpc.transport
             await asyncio.sleep(0)
 
 
@@ -150,6 +151,43 @@ async def test_a_flood_ends_the_choice_of_an_identity(tmp_path: Path, received: 
     async with listening(serve, tls_of(tmp_path)) as address:
         assert await accepted_identity(address, tls, SECONDS) is tls
     assert 0 < sum(received) <= 2 * OVERHEAD_BYTES
+
+
+async def test_a_server_that_ends_a_connection_after_its_calls_gets_further_calls() -> None:
+    """A server does so at the maximum age of connections, also while a call never ends."""
+
+    async def answer(writer: asyncio.StreamWriter, stream: int) -> None:
+        if pod.calls == 1:
+            writer.write(http2.goaway(stream))
+        else:
+            writer.write(headers(stream, GRPC, field("grpc-status", b"5")))
+
+    async with serving(answer) as pod, TritonClient(pod.address) as client:
+        with pytest.raises(DeadlineError):
+            await client.statistics("m", 1.0)
+        with pytest.raises(RejectedError, match="NOT_FOUND"):
+            await client.statistics("m", SECONDS)
+        assert pod.connections == 2
+
+
+async def test_connections_without_end_are_a_flood(received: list[int]) -> None:
+    async def answer(writer: asyncio.StreamWriter, stream: int) -> None:
+        writer.write(http2.goaway())
+
+    async with serving(answer) as pod, TritonClient(pod.address) as client:
+        with pytest.raises(TritonError):
+            await client.repository_index(SECONDS)
+        relay = client._relay
+        assert relay is not None
+        relay.renew()
+        name = relay.target.removeprefix("unix-abstract:")
+        async with asyncio.timeout(SECONDS):
+            while not relay.is_exceeded:
+                reader, writer = await asyncio.open_unix_connection("\0" + name)
+                writer.write(b"x")
+                await asyncio.wait({asyncio.ensure_future(reader.read(1))})
+                writer.close()
+    assert sum(received) <= limit_with_overhead(RESPONSE_BYTES_MAX)
 
 
 async def test_a_flood_between_calls_closes_the_connection(received: list[int]) -> None:

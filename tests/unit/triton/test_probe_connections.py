@@ -392,7 +392,7 @@ async def test_the_pods_of_one_namespace_do_not_take_all_kept_connections() -> N
 def test_kept_connections_leave_half_of_the_file_descriptors_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limits = {1024: 170, 1_048_576: CONNECTIONS_MAX, resource.RLIM_INFINITY: CONNECTIONS_MAX}
+    limits = {1024: 128, 1_048_576: CONNECTIONS_MAX, resource.RLIM_INFINITY: CONNECTIONS_MAX}
     for soft, expected in limits.items():
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert ProbeConnections().maximum == expected
