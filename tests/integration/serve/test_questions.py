@@ -23,7 +23,7 @@ from triton_pipelines.api import InferencePipeline, parse
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.pipeline.prober import probe_request
-from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.client import UNLIMITED_BYTES, TritonClient
 from triton_pipelines.triton.output_faults import ProbeRequest
 from triton_pipelines.triton.probe import ProbeResult, probe
 
@@ -200,7 +200,7 @@ async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:
         looked = await ask(running, parsed)
         assert looked.healthy, looked
         assert looked.latency_s is not None, looked
-        async with TritonClient(running.endpoint.grpc, deadline_s=60.0) as client:
+        async with TritonClient(running.endpoint.grpc, None, 60.0, UNLIMITED_BYTES) as client:
             text = {"TEXT": np.array([[b"a"]], dtype=object)}
             seen = json.loads((await client.infer("spoken", text, sequence_id=77))["SEEN"].item())
             assert {name: seen[name][2] for name in ("START", "END", "ID")} == {

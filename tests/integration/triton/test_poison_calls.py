@@ -18,7 +18,7 @@ from tests.support import pipelines, tinymodel
 from tests.support.pipelines import tensor
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server, write_model
-from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.client import UNLIMITED_BYTES, TritonClient
 from triton_pipelines.triton.errors import RejectedError
 from triton_pipelines.triton.local_server import LocalTriton
 
@@ -162,7 +162,8 @@ async def test_a_step_that_calls_others(server: LocalTriton) -> None:
 
 
 async def test_poison_leaves_open_sequences_alone(server: LocalTriton) -> None:
-    async with TritonClient(server.grpc_address, deadline_s=30) as client:
+    trusted = TritonClient(server.grpc_address, max_response_bytes=UNLIMITED_BYTES)
+    async with trusted as client:
 
         async def send(
             sequence: int, value: np.ndarray, start: bool = False, end: bool = False
