@@ -41,6 +41,7 @@ from triton_pipelines.controllers.rejected_writes import RejectedWrites
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 from triton_pipelines.controllers.spec_metrics import SpecMetrics
+from triton_pipelines.triton.probe_connections import ProbeConnections
 
 # Deadline (seconds) of the test inference after a change of counts. A pod with a long queue is
 # busy, and its test inference need not wait behind that queue.
@@ -65,6 +66,8 @@ class OperatorParts:
     """Measures latencies for the SLO guard; runs in the background."""
     monitoring_objects: MonitoringObjects
     """Applies PodMonitors and PrometheusRules; runs in the background."""
+    probe_connections: ProbeConnections
+    """Connections of the reconciler's probes."""
 
 
 def build_parts(services: Services, prober: Prober | None = None) -> OperatorParts:
@@ -112,6 +115,7 @@ def build_parts(services: Services, prober: Prober | None = None) -> OperatorPar
         prometheus_collectors,
         latency_monitor,
         monitoring_objects,
+        kept.connections,
     )
 
 
@@ -152,6 +156,7 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     async def scale() -> None:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(parts.direct_reader)
+            await stack.enter_async_context(parts.probe_connections)
             for collector in parts.prometheus_collectors.values():
                 await stack.enter_async_context(collector)
             await parts.autoscaler.run()

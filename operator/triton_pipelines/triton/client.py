@@ -121,7 +121,7 @@ class TritonClient:
             await self._client.close()
         finally:
             if self._relay is not None:
-                self._relay.close()
+                await self._relay.close()
 
     @property
     def received_bytes(self) -> int:

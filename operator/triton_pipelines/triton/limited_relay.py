@@ -54,6 +54,7 @@ class LimitedRelay:
         self._ends: set[_End] = set()
         self._unused: _PodEnd | None = None
         self._links: set[asyncio.Task[None]] = set()
+        self._is_idle = asyncio.Event()
         self.received = 0
         """Bytes that the pod has sent, at least :data:`READ_BYTES_MIN` per read."""
         self.is_exceeded = False
@@ -98,7 +99,9 @@ class LimitedRelay:
     def accept(self, grpc: _GrpcEnd) -> None:
         """Relay a connection of gRPC."""
         pod, self._unused = self._unused, None
-        if pod is not None:
+        if self._listener is None:
+            grpc.abort()
+        elif pod is not None:
             grpc.link(pod)
         elif self.count(CONNECTION_BYTES):
             task = asyncio.ensure_future(self._link(grpc))
@@ -124,25 +127,29 @@ class LimitedRelay:
     def opened(self, end: _End) -> None:
         """Note an open connection."""
         self._ends.add(end)
+        self._is_idle.clear()
 
     def closed(self, end: _End) -> None:
         """Note that a connection has been closed."""
         self._ends.discard(end)
+        if not self._ends:
+            self._is_idle.set()
 
     def abort(self) -> None:
         """Close all connections at once, whatever has not been forwarded."""
         for end in tuple(self._ends):
             end.abort()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all connections, and accept no more."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
         for task in self._links:
             task.cancel()
-        for end in tuple(self._ends):
-            end.close()
+        self.abort()
+        if self._ends:
+            await self._is_idle.wait()
 
 
 class _End(asyncio.Protocol):

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.output_faults import ProbeRequest
@@ -69,7 +69,10 @@ def connections_max() -> int:
 
 @dataclass(slots=True)
 class ProbeConnections:
-    """Probes pods over connections that are kept; one instance per process."""
+    """Probes pods over connections that are kept; one instance per process.
+
+    An async context manager, which closes them.
+    """
 
     maximum: int = field(default_factory=connections_max)
     """Maximum number of kept connections."""
@@ -133,6 +136,15 @@ class ProbeConnections:
         self._large.discard(pod)
         if (kept := self._pop(pod)) is not None:
             self._close(kept[1])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections."""
+        for pod in tuple(self._kept):
+            self.close(pod)
+        await asyncio.gather(*self._closing)
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -96,7 +96,7 @@ async def _connects(address: str, tls: TlsIdentity) -> bool:
     except OSError:
         return False  # Nothing answers, whatever the identity.
     finally:
-        relay.close()
+        await relay.close()
 
 
 async def _is_accepted(opened: grpc.aio.Channel) -> bool:

@@ -301,10 +301,10 @@ async def test_a_connect_that_is_canceled_anywhere_leaves_nothing_behind() -> No
             connecting.cancel()
             await asyncio.wait({connecting})
             await relay.connect()
-            relay.close()
+            await relay.close()
         assert connecting.done()
         await connecting
-        relay.close()
+        await relay.close()
         assert iterations > 1
 
 
@@ -342,7 +342,23 @@ async def test_what_a_pod_sends_before_grpc_connects_is_forwarded() -> None:
             writer.write(b"x")
             assert await reader.read() == b"early late"
         writer.close()
-        relay.close()
+        await relay.close()
+
+
+async def test_a_client_is_closed_once_its_connections_are() -> None:
+    """Connections that close later would outlive the event loop when the operator ends."""
+
+    async def answer(writer: asyncio.StreamWriter, stream: int) -> None:
+        writer.write(headers(stream, GRPC, field("grpc-status", b"5")))
+
+    async with serving(answer) as pod:
+        async with TritonClient(pod.address) as client:
+            with pytest.raises(RejectedError, match="NOT_FOUND"):
+                await client.repository_index()
+            relay = client._relay
+            assert relay is not None
+            assert len(relay._ends) == 2
+        assert not relay._ends
 
 
 async def test_only_this_process_reaches_the_pod() -> None:
@@ -367,7 +383,7 @@ async def test_only_this_process_reaches_the_pod() -> None:
         writer.write(b"x")
         await asyncio.wait_for(is_reached.wait(), SECONDS)
         writer.close()
-        relay.close()
+        await relay.close()
 
 
 async def test_a_pod_that_does_not_listen_cannot_be_reached() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import resource
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -108,8 +108,9 @@ def endpoint(port: int, tls: TlsIdentity | None = None, namespace: str = "nlp") 
 
 
 @pytest.fixture
-def connections() -> Iterator[ProbeConnections]:
-    return ProbeConnections()
+async def connections() -> AsyncIterator[ProbeConnections]:
+    async with ProbeConnections() as made:
+        yield made
 
 
 def counted_closings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -289,8 +290,8 @@ async def test_outputs_that_seem_wrong_are_checked_against_the_present_config(
 
 async def test_models_that_no_test_inference_runs_are_reported_in_time() -> None:
     now, pod, found = 0.0, FakePod(), list[int]()
-    connections = ProbeConnections(clock=lambda: now)
-    async with listening(pod) as port:
+    kept = ProbeConnections(clock=lambda: now)
+    async with listening(pod) as port, kept as connections:
         await connections.probe("uid", endpoint(port), REQUEST)
         pod.models = ["m", "n"]
         for now in (CONFIG_SECONDS - 1, CONFIG_SECONDS):  # noqa: B007 - the clock reads it
@@ -301,8 +302,8 @@ async def test_models_that_no_test_inference_runs_are_reported_in_time() -> None
 async def test_a_config_is_read_again_in_time() -> None:
     """The model is loaded with another config, and its outputs stay those of the former one."""
     now, pod = 0.0, FakePod()
-    connections = ProbeConnections(clock=lambda: now)
-    async with listening(pod) as port:
+    kept = ProbeConnections(clock=lambda: now)
+    async with listening(pod) as port, kept as connections:
         assert (await connections.probe("uid", endpoint(port), REQUEST)).healthy
         pod.declared = 2
         now = CONFIG_SECONDS - 1
@@ -343,31 +344,31 @@ async def test_connections_in_use_count_when_they_are_to_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closings = counted_closings(monkeypatch)
-    connections, pod = ProbeConnections(maximum=2, namespace_share=1.0), FakePod()
-    async with listening(pod) as port:
+    kept, pod = ProbeConnections(maximum=2, namespace_share=1.0), FakePod()
+    async with listening(pod) as port, kept as connections:
         probes = (connections.probe(uid, endpoint(port), REQUEST) for uid in "abcd")
         assert all(found.healthy for found in await asyncio.gather(*probes))
         await closed(connections)
-    assert len(connections) == 2
-    assert closings == [2]
+        assert len(connections) == 2
+        assert closings == [2]
 
 
 async def test_of_concurrent_probes_of_a_pod_one_connection_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closings = counted_closings(monkeypatch)
-    connections, pod = ProbeConnections(), FakePod()
-    async with listening(pod) as port:
+    kept, pod = ProbeConnections(), FakePod()
+    async with listening(pod) as port, kept as connections:
         probes = (connections.probe("uid", endpoint(port), REQUEST) for _ in range(3))
         assert all(found.healthy for found in await asyncio.gather(*probes))
         await closed(connections)
-    assert len(connections) == 1
-    assert closings == [2]
+        assert len(connections) == 1
+        assert closings == [2]
 
 
 async def test_no_more_connections_are_kept_than_allowed() -> None:
-    connections, pod = ProbeConnections(maximum=2, namespace_share=1.0), FakePod()
-    async with listening(pod) as port:
+    kept, pod = ProbeConnections(maximum=2, namespace_share=1.0), FakePod()
+    async with listening(pod) as port, kept as connections:
         for _ in range(2):
             for uid in ("a", "b", "c"):
                 assert (await connections.probe(uid, endpoint(port), REQUEST)).healthy
@@ -376,8 +377,8 @@ async def test_no_more_connections_are_kept_than_allowed() -> None:
 
 
 async def test_the_pods_of_one_namespace_do_not_take_all_kept_connections() -> None:
-    connections, pod = ProbeConnections(maximum=8), FakePod()
-    async with listening(pod) as port:
+    kept, pod = ProbeConnections(maximum=8), FakePod()
+    async with listening(pod) as port, kept as connections:
         for uid in "abcde":
             ours = endpoint(port, namespace="greedy")
             assert (await connections.probe(uid, ours, REQUEST)).healthy
