@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from e2e import scaling_demo
-from e2e.local import binaries, packages
+from e2e.local import binaries, native, packages
 from e2e.local.cluster import PRODUCT_IMAGES, Cluster
 from e2e.local.images import SAMPLES_IMAGE
 from e2e.local.kind import KindCluster, docker_is_available
@@ -71,7 +71,13 @@ def main() -> int:
             else:
                 _wait_for(building)
                 figures += _on_cluster(cluster)
-    except (DemoError, AssertionError, subprocess.SubprocessError, OSError) as error:
+    except (
+        DemoError,
+        AssertionError,
+        subprocess.SubprocessError,
+        OSError,
+        native.NativeBuildError,
+    ) as error:
         console.print(f"[red]the demo failed:[/red] {error}", markup=True)
         console.print(f"logs: {OUT.relative_to(ROOT)}/", markup=False)
         return 1
@@ -116,6 +122,7 @@ def _no_local_cluster() -> str:
 
 def _serve(began: float) -> str:
     say("1. The pipeline on this machine: a real Triton on CPU, without a cluster or GPU")
+    native.install()  # built by Cargo the first time, which takes about a minute
     console.print(f"$ tritonpipe serve {SAMPLE.relative_to(ROOT)}", markup=False)
     log = OUT / "serve.log"
     ports = ["--port=0", "--grpc-port=0", "--metrics-port=0"]

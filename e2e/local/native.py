@@ -156,8 +156,7 @@ def _target_folder() -> Path:
 
 
 def _cargo(command: str, *arguments: str, crate: Path = CRATE) -> None:
-    # One job: a build in the background leaves the other cores to what the user does.
-    call = [find_cargo(), command, "--release", "--locked", "--jobs=1", *arguments]
+    call = [find_cargo(), command, "--release", "--locked", *arguments]
     with cache.locked(_target_folder()):
         run(call, crate, settings(os.environ))
 

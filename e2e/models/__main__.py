@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from e2e.local import native
 from e2e.models import golden, sentiment, tree, verify
 
 app = typer.Typer(
@@ -37,7 +38,11 @@ def build(
 
 @app.command()
 def export() -> None:
-    """Build the models, and print the shell command that lets ``tritonpipe`` find them here."""
+    """Build what the samples need here, and print the shell command that lets it be found.
+
+    That is the models and the native tokenizer, which ``tritonpipe`` finds in the package.
+    """
+    native.install()
     rules = ",".join(f"{prefix}={target}" for prefix, target in sources(tree.build()).items())
     typer.echo(f"export TRITONPIPE_SOURCE_MAP={shlex.quote(rules)}")
 
@@ -83,6 +88,7 @@ def serve(
 
     Its sources are mapped to the built tree. Further options are passed on.
     """
+    native.install()
     command = Path(sys.executable).with_name("tritonpipe")
     os.execv(command, [str(command), "serve", str(file), *source_map(tree.build()), *context.args])
 
@@ -100,11 +106,11 @@ def source_map(folder: Path) -> list[str]:
 def main() -> None:
     """Run the command line.
 
-    A file that is missing or cannot be written is reported in one line, without a traceback.
+    A file that is missing or cannot be written, or a failed build, is reported without a traceback.
     """
     try:
         app()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, native.NativeBuildError) as error:
         raise SystemExit(f"error: {error}") from error
 
 
