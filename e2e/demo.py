@@ -63,6 +63,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     cluster, obstacle = _choose_cluster()
     try:
+        native.install()  # before the cluster's builds, which would delay the first answer
         with contextlib.ExitStack() as stack:
             building = stack.enter_context(_cluster_build(cluster)) if cluster else None
             figures.append(_serve(began))
@@ -122,7 +123,6 @@ def _no_local_cluster() -> str:
 
 def _serve(began: float) -> str:
     say("1. The pipeline on this machine: a real Triton on CPU, without a cluster or GPU")
-    native.install()  # built by Cargo the first time, which takes about a minute
     console.print(f"$ tritonpipe serve {SAMPLE.relative_to(ROOT)}", markup=False)
     log = OUT / "serve.log"
     ports = ["--port=0", "--grpc-port=0", "--metrics-port=0"]
