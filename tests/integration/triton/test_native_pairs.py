@@ -35,13 +35,6 @@ MAX_LENGTH = 12
 KINDS = {kind.lower(): kind for kind in OUTPUTS.values()}
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer")
-    tinymodel.write(path / "1")
-    return path
-
-
 def start(
     folder: Path,
     max_batch_size: int = 64,

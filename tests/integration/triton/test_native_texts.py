@@ -33,13 +33,6 @@ def config(
     }
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer")
-    tinymodel.write(path / "1")
-    return path
-
-
 def start(
     folder: Path,
     kinds: dict[str, str] = KINDS,
