@@ -108,6 +108,8 @@ def test_while_it_runs_the_old_revision_serves(strategy: str, messages: Messages
     assert world.reasons()["Reconciling"] == "True Preflight"
     message = world.condition("Ready")["message"]
     assert old in message
+    cause = "the cluster has no room" if strategy == "Auto" else f"the strategy is {strategy},"
+    assert cause in message
     messages.check(message)
     (job,) = world.preflights
     assert job["metadata"]["labels"][names.LABEL_REVISION] == world.status["revision"]

@@ -45,8 +45,8 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
     if "KIND_GPU" in step.instances.kinds:
         yield Finding(
             "spec.tokenizer.instances.kind",
-            "the tokenizer runs on the CPU, and kind GPU would start one process per GPU; use "
-            "CPU, or omit kind",
+            "the tokenizer runs on the CPU, but kind GPU starts one instance per GPU; use CPU, or "
+            "omit kind",
             code=FindingCode.GPU_UNAVAILABLE,
         )
     yield from _text_shape(graph, step, custom)

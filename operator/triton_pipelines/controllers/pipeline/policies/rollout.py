@@ -74,10 +74,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     pipeline, desired = draft.of(ReconciledSpec).pipeline, draft.of(DesiredRevision).name
     begun_target, verdict = draft.of(RolloutTarget), draft.of(SloVerdict)
     number, strategy = draft.of(Replicas), pipeline.spec.rollout.strategy
-    replicas, blocks_scaling = (
-        number.desired(pipeline),
-        number.blocked_by_rollout(snapshot, draft.state.stalled_rollout),
-    )
+    replicas = number.desired(pipeline)
+    blocks_scaling = number.blocked_by_rollout(snapshot, draft.state.stalled_rollout)
     state = _after_success(begun_target, desired, snapshot)
     preflight = draft.of(Preflight)
     mode, state, recheck = _mode(strategy, begun_target, state, snapshot, preflight, now)
@@ -100,7 +98,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         begun_target.revision,
         mode,
         state,
-        _downtime_text(begun_target.revision, mode, replicas, snapshot, preflight, recheck),
+        _downtime(strategy)
+        if _has_downtime(begun_target.revision, mode, replicas, snapshot, preflight, recheck)
+        else "",
         recheck,
         # If it is not known what served before, it may be this one.
         _failure_text(begun_target.revision, snapshot, draft.problems, failure)
@@ -249,15 +249,28 @@ def _auto(
     )
 
 
-def _downtime_text(
+def _downtime(strategy: RolloutStrategy) -> str:
+    """Return the announcement that no pod serves, and why."""
+    why = (
+        f"the strategy is {strategy.value}"
+        if strategy in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE)
+        else "the cluster has no room for a second pod"
+    )
+    return (
+        f"{why}, so the old pod is removed before the new pod starts; the pipeline serves no "
+        "requests until the new pod is ready"
+    )
+
+
+def _has_downtime(
     target: str,
     mode: RolloutStrategy,
     replicas: int,
     snapshot: Snapshot,
     preflight: Preflight,
     recheck: float | None,
-) -> str:
-    """Return the announcement that no pod serves, now or soon; empty if one does.
+) -> bool:
+    """Return whether no pod serves, now or soon.
 
     Args:
         target: The revision to run.
@@ -270,28 +283,18 @@ def _downtime_text(
             as the Deployment is changed.
     """
     if preflight.problem is not None:
-        return ""
+        return False
     is_imminent = recheck is not None or preflight.is_holding
     if (mode is RolloutStrategy.SURGE and not is_imminent) or any(
         pod.serving and pod.revision == target for pod in snapshot.pods
     ):
-        return ""
+        return False
     if (
         not any(pod.revision != target for pod in snapshot.pods)
         and snapshot.deployed_revision() != target
     ):
-        return ""
-    if mode is not RolloutStrategy.RECREATE and replicas > 1:
-        return ""
-    why = (
-        "the strategy is Recreate"
-        if mode is RolloutStrategy.RECREATE
-        else "there is no room for a second pod"
-    )
-    return (
-        f"{why}, so the old pod is removed before the new pod starts, and the pipeline serves no "
-        "requests until the new pod is ready"
-    )
+        return False
+    return mode is RolloutStrategy.RECREATE or replicas <= 1
 
 
 def _with_overdue(
