@@ -28,7 +28,7 @@ from triton_pipelines.triton.errors import (
     translate,
 )
 from triton_pipelines.triton.infer_requests import Array, input_tensor, output_array, stream_request
-from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
+from triton_pipelines.triton.limited_relay import CLOSED, LimitedRelay, limit_with_overhead
 from triton_pipelines.triton.model_index import INDEX_ENTRIES_MAX, ModelIndexEntry
 from triton_pipelines.triton.response_limits import TOO_LARGE, UndecodedResponse
 from triton_pipelines.triton.service_client import ServiceClient
@@ -104,7 +104,9 @@ class TritonClient:
         if max_response_bytes < UNLIMITED_BYTES:
             self._relay = LimitedRelay(address, limit_with_overhead(max_response_bytes))
             target = self._relay.target
-        self._client = ServiceClient(open_channel(target, tls, channel_options))
+        on_request = self._relay.extend if self._relay is not None else None
+        self._client = ServiceClient(open_channel(target, tls, channel_options), on_request)
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"
@@ -116,7 +118,8 @@ class TritonClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Calls that are under way fail."""
+        self._is_closed = True
         try:
             await self._client.close()
         finally:
@@ -331,18 +334,22 @@ class TritonClient:
         """Return a text of the pod without the control key, which the pod receives and knows."""
         return text.replace(self._key, MASK) if self._key else text
 
-    async def _connect(self, relay: LimitedRelay, action: str, seconds: float) -> float:
-        """Connect to the pod; return how many of the seconds are left."""
-        end = time.monotonic() + seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await relay.connect()
-        except TimeoutError:
-            raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
-        except OSError as error:
-            number = error.errno or 0
-            reason = os.strerror(number) if number > 0 else str(error)
-            raise translate(action, self.address, "UNAVAILABLE", reason) from None
+    async def _connect(self, action: str, seconds: float) -> float:
+        """Connect to the pod if necessary; return how many of the seconds are left."""
+        relay, end = self._relay, time.monotonic() + seconds
+        if relay is not None and not relay.renew():
+            try:
+                async with asyncio.timeout(seconds):
+                    await relay.connect()
+            except TimeoutError:
+                raise translate(action, self.address, "DEADLINE_EXCEEDED", "") from None
+            except OSError as error:
+                number = error.errno or 0
+                reason = os.strerror(number) if number > 0 else str(error)
+                raise translate(action, self.address, "UNAVAILABLE", reason) from None
+        if self._is_closed:
+            # gRPC crashes the process if a method of a closed channel is used for the first time.
+            raise translate(action, self.address, "CANCELLED", CLOSED)
         return max(end - time.monotonic(), 0.001)
 
     async def _call(
@@ -355,8 +362,7 @@ class TritonClient:
         deadline = self._deadline_s if deadline_s is None else deadline_s
         if deadline <= 0:
             raise DeadlineError(f"{action} at {self.address}: the deadline has passed")
-        if self._relay is not None and not self._relay.renew():
-            deadline = await self._connect(self._relay, action, deadline)
+        deadline = await self._connect(action, deadline)
         try:
             # gRPC itself waits without end for a pod that does not read the request.
             async with asyncio.timeout(deadline + _DEADLINE_GRACE_S):
@@ -377,8 +383,7 @@ class TritonClient:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            reason = "the connection was closed"
-            raise translate(action, self.address, "CANCELLED", reason) from None
+            raise translate(action, self.address, "CANCELLED", CLOSED) from None
         response = answer.get_response() if isinstance(answer, InferResult) else answer
         if not isinstance(response, UndecodedResponse):
             return answer

@@ -25,8 +25,13 @@ _FRAMING_SHARE: Final = 1 / 64
 # What a read counts for at least. Each takes up to 0.1 ms, so a pod that sends its bytes one at a
 # time would take seconds.
 READ_BYTES_MIN: Final = 1024
+# Of a request: for each frame of 16 KiB, a server may extend the window of the stream and that of
+# the connection, which are two reads.
+_REQUEST_SHARE: Final = 2 * READ_BYTES_MIN / (16 * 1024)
 CONNECTION_BYTES: Final = 16 * 1024
 """What another connection during a call counts for, which takes 2 ms."""
+CLOSED: Final = "the connection was closed"
+"""Why a call fails whose client is closed."""
 # Process, user and group of the peer, see SO_PEERCRED in unix(7).
 _PEER: Final = struct.Struct("3i")
 
@@ -44,7 +49,8 @@ class LimitedRelay:
 
         Args:
             address: ``host:port`` of the pod, with an IPv6 address in brackets.
-            bytes_max: how many bytes the pod may send from the start of one call to the next.
+            bytes_max: how many bytes the pod may send from the start of one call to the next, in
+                addition to those of :meth:`extend`.
         """
         self._host, _, self._port = address.rpartition(":")
         self.bytes_max = self._bytes_left = bytes_max
@@ -55,6 +61,7 @@ class LimitedRelay:
         self._unused: _PodEnd | None = None
         self._links: set[asyncio.Task[None]] = set()
         self._is_idle = asyncio.Event()
+        self._is_closed = False
         self.received = 0
         """Bytes that the pod has sent, at least :data:`READ_BYTES_MIN` per read."""
         self.is_exceeded = False
@@ -70,6 +77,10 @@ class LimitedRelay:
         self._bytes_left, self.is_exceeded = self.bytes_max, False
         return any(isinstance(end, _PodEnd) and not end.is_closed for end in self._ends)
 
+    def extend(self, request_bytes: int) -> None:
+        """Allow the pod to send what it needs to receive a request of this size."""
+        self._bytes_left += int(request_bytes * _REQUEST_SHARE)
+
     async def connect(self) -> None:
         """Connect to the pod, and accept connections of this process.
 
@@ -77,9 +88,11 @@ class LimitedRelay:
         has not ended the calls yet.
 
         Raises:
-            OSError: the pod cannot be reached.
+            OSError: the pod cannot be reached, or the relay is closed.
         """
         async with self._connecting:
+            if self._is_closed:
+                raise ConnectionAbortedError(CLOSED)
             if self.renew():
                 return
             if self._listener is None:
@@ -88,7 +101,11 @@ class LimitedRelay:
                     lambda: _GrpcEnd(self), f"\0{self._socket_name}", start_serving=False
                 )
                 await self._listener.start_serving()
-            self._unused = await self._connect_to_pod()
+            pod = await self._connect_to_pod()
+            if self._is_closed:
+                pod.abort()
+                raise ConnectionAbortedError(CLOSED)
+            self._unused = pod
 
     async def _connect_to_pod(self) -> _PodEnd:
         loop = asyncio.get_running_loop()
@@ -141,7 +158,8 @@ class LimitedRelay:
             end.abort()
 
     async def close(self) -> None:
-        """Close all connections, and accept no more."""
+        """Close all connections, and accept and open no more."""
+        self._is_closed = True
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -48,18 +48,44 @@ UNREADABLE: Final = UndecodedResponse("the response is not a message of Triton's
 class CheckedChannel:
     """A gRPC channel whose responses are checked before they are decoded."""
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
+    def __init__(self, channel: Any, on_request: Callable[[int], None] | None) -> None:
+        """Create the channel.
 
-    def unary_unary(self, method: str, *, response_deserializer: Any, **options: Any) -> Any:
+        Args:
+            channel: The gRPC channel.
+            on_request: If given, called with the size of each request in bytes before it is sent.
+        """
+        self._channel, self._on_request = channel, on_request
+
+    def unary_unary(self, method: str, **options: Any) -> Any:
         """Return a call with one request and one response."""
-        decode = checked(method, response_deserializer)
-        return self._channel.unary_unary(method, response_deserializer=decode, **options)
+        return self._channel.unary_unary(method, **self._checked(method, **options))
 
-    def stream_stream(self, method: str, *, response_deserializer: Any, **options: Any) -> Any:
+    def stream_stream(self, method: str, **options: Any) -> Any:
         """Return a call with streams in both directions."""
-        decode = checked(method, response_deserializer)
-        return self._channel.stream_stream(method, response_deserializer=decode, **options)
+        return self._channel.stream_stream(method, **self._checked(method, **options))
+
+    def _checked(
+        self,
+        method: str,
+        *,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        **options: Any,
+    ) -> dict[str, Any]:
+        on_request = self._on_request
+
+        def encode(request: Any) -> bytes:
+            data = request_serializer(request)
+            if on_request is not None:
+                on_request(len(data))
+            return data
+
+        return {
+            **options,
+            "request_serializer": request_serializer if on_request is None else encode,
+            "response_deserializer": checked(method, response_deserializer),
+        }
 
 
 @dataclass(slots=True)

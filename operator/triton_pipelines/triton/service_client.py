@@ -6,7 +6,7 @@ connection, of which the operator keeps one to each pod; a probe uses four of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import grpc
@@ -34,8 +34,10 @@ _METHODS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = vars(
 class ServiceStub:
     """Triton's gRPC service. Creates each call when it is first used, and checks its responses."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = CheckedChannel(channel)
+    def __init__(
+        self, channel: grpc.aio.Channel, on_request: Callable[[int], None] | None = None
+    ) -> None:
+        self._channel = CheckedChannel(channel, on_request)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _METHODS:
@@ -49,9 +51,17 @@ class ServiceStub:
 class ServiceClient(InferenceServerClient):  # type: ignore[misc]
     """The library's client with :class:`ServiceStub` instead of the generated stub."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, on_request: Callable[[int], None] | None = None
+    ) -> None:
+        """Create the client.
+
+        Args:
+            channel: The channel, which the client closes.
+            on_request: If given, called with the size of each request in bytes before it is sent.
+        """
         # Not its own initializer, which creates the generated stub.
         super(InferenceServerClient, self).__init__()
         self._channel = channel
-        self._client_stub = ServiceStub(channel)
+        self._client_stub = ServiceStub(channel, on_request)
         self._verbose = False
