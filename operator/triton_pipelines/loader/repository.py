@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import LoadPlan, LoadReason
+from triton_pipelines.compile.model_config_proto import model_config_pb2
 from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.files import write_atomically
 

@@ -47,7 +47,7 @@ OF_OTHERS = {
 @pytest.mark.parametrize(
     ("command", "heavy"),
     [
-        ("load", {"kubernetes", "aiohttp", "matplotlib", "tritonclient.grpc.aio"}),
+        ("load", {"kubernetes", "aiohttp", "matplotlib", "grpc", "tritonclient.grpc"}),
         ("render", set()),
         ("validate", set()),
         ("serve", set()),
