@@ -24,6 +24,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from e2e.local import native
 from e2e.models import tree
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -106,6 +107,7 @@ def output(process: subprocess.Popen[str], until: str | None) -> Iterator[Line]:
 
 def record() -> list[Line]:
     """Run the session; return the lines of the terminal."""
+    native.install()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     lines: list[Line] = []

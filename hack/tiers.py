@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from e2e.local import binaries
+from e2e.local import binaries, native
 from hack import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +45,8 @@ class Tier:
         obstacle: Return why the tier cannot run here, or an empty string.
         alongside: The tier mostly waits, so it runs next to the others when there are any. Its
             output is printed when it has ended.
+        toolchains: Raise if a compiler is missing that the tier needs for a build not yet made.
+            No tier starts then: a first build may come only after minutes.
         low_priority: Leaves the CPU to tiers that run alongside, which take longest.
         parallel: All commands run, as many at once as there are cores. The output of each is
             printed when it has ended.
@@ -54,6 +56,7 @@ class Tier:
     minutes: int
     obstacle: Callable[[], str] = field(default=lambda: "")
     alongside: bool = False
+    toolchains: tuple[Callable[[], None], ...] = ()
     low_priority: bool = False
     parallel: bool = False
 
@@ -106,6 +109,7 @@ API_SERVERS = (
     *map(binaries.api_server, binaries.OLDER_KUBERNETES),
     "helm",
 )
+ON_CLUSTER = (*binaries.CONTROL_PLANE, *binaries.NODE, "helm")
 
 
 def _real_parts() -> str:
@@ -186,6 +190,7 @@ TIERS = {
         ),
         18,
         _real_parts,
+        toolchains=(native.require, lambda: binaries.require(BUILT)),
         low_priority=True,
     ),
     # The API servers of older versions of Kubernetes. Their cold builds take longer than the tests,
@@ -197,6 +202,7 @@ TIERS = {
         ),
         3,
         _real_parts,
+        toolchains=(lambda: binaries.require(API_SERVERS),),
     ),
     # A third of the time is waiting: for drains that have to outlast clients, and for pods that
     # start and stop one after the other. The tests run in turn because they share one operator,
@@ -207,8 +213,11 @@ TIERS = {
         25,
         _cluster,
         alongside=True,
+        toolchains=(native.require, lambda: binaries.require(ON_CLUSTER)),
     ),
-    "gpu": Tier((_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu),
+    "gpu": Tier(
+        (_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu, toolchains=(native.require,)
+    ),
 }
 
 
@@ -221,6 +230,9 @@ def main(wanted: list[str]) -> int:
         return 2
     obstacles = {name: TIERS[name].obstacle() for name in wanted}
     runnable = [name for name in wanted if not obstacles[name]]
+    if missing := _missing_toolchains(runnable):
+        print(*missing, sep="\n", file=sys.stderr)
+        return 2
     alongside = [name for name in runnable if TIERS[name].alongside and len(runnable) > 1]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         started = {name: pool.submit(_run_alongside, name) for name in alongside}
@@ -238,6 +250,18 @@ def main(wanted: list[str]) -> int:
                 flush=True,
             )
     return _summary(wanted, obstacles, outcomes)
+
+
+def _missing_toolchains(names: Sequence[str]) -> list[str]:
+    """Return a message for each compiler that one of these tiers needs and that is missing."""
+    needed: dict[str, list[str]] = {}
+    for name in names:
+        for require in TIERS[name].toolchains:
+            try:
+                require()
+            except (binaries.BinaryError, native.NativeBuildError) as error:
+                needed.setdefault(str(error), []).append(name)
+    return [f"error: {', '.join(tiers)}: {message}" for message, tiers in needed.items()]
 
 
 def _summary(

@@ -178,6 +178,17 @@ BINARIES: dict[str, Binary] = {
 }
 
 
+def require(names: Sequence[str]) -> None:
+    """Check that the named binaries exist, or that there is a Go toolchain to build them.
+
+    Raises:
+        BinaryError: there is neither.
+    """
+    for name in names:
+        if not built(name).exists() and find_installed(BINARIES[name]) is None:
+            find_go()
+
+
 def folder(names: Sequence[str] = API_SERVER) -> Path:
     """Make sure that the named binaries exist and return the folder that holds all of them.
 
@@ -270,7 +281,7 @@ def build(binary: Binary) -> Path:
 
     Parallel builds of one module wait for each other.
     """
-    target = cache.cache_root() / f"go-{binary.module.name}-{binary.module.key()}" / binary.name
+    target = built(binary.name)
     if target.exists():
         return target
     with cache.locked(target.parent):
@@ -310,6 +321,12 @@ def build(binary: Binary) -> Path:
                 )
             made.replace(target)
     return target
+
+
+def built(name: str) -> Path:
+    """Return where a built binary is kept."""
+    module = BINARIES[name].module
+    return cache.cache_root() / f"go-{module.name}-{module.key()}" / name
 
 
 def find_go() -> str:

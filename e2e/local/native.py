@@ -45,14 +45,28 @@ def key(crate: Path = CRATE, *more: str) -> str:
     return cache.digest([cache.digest_tree(crate, files), native_library.machine()])
 
 
+def require() -> None:
+    """Check that :func:`library` has a library or a toolchain to build one.
+
+    Raises:
+        NativeBuildError: it has neither.
+    """
+    if not built_library().exists():
+        find_cargo()
+
+
 def library() -> Path:
     """Return the library, built if its sources have changed.
 
     Raises:
         NativeBuildError: no Rust toolchain, or a failed build (with its last lines).
     """
-    target = cache.cache_root() / f"native-{key()}" / NATIVE_TOKENIZER_LIBRARY
-    return _built(target, CRATE, "building the native tokenizer")
+    return _built(built_library(), CRATE, "building the native tokenizer")
+
+
+def built_library() -> Path:
+    """Return where the library is kept once it is built."""
+    return cache.cache_root() / f"native-{key()}" / NATIVE_TOKENIZER_LIBRARY
 
 
 def testserver() -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from e2e.local import native
 from tests.gpu.encoder import CLASSES, WEIGHTS, Shape
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.compile.graph import Options
@@ -59,6 +60,7 @@ def lay_out(folder: Path, checkpoint: Path, shape: Shape, kind: str) -> Path:
 
     Returns the model repository.
     """
+    native.install()
     file = folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document(shape, kind), sort_keys=False))
     rendering = Options()

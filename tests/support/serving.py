@@ -79,8 +79,9 @@ class Served:
 def sample_sources() -> list[str]:
     """Return options that map the samples' sources to their models on this machine.
 
-    Builds the models if they are missing.
+    Builds the models and the native tokenizer if they are missing.
     """
+    native.install()
     return source_map(tree.build())
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.local import native
 from e2e.models import tree
 from tests.unit.docs import markdown
 
@@ -170,6 +171,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     It holds `topics/` with the sample's files, and `topics.yaml` as on the page.
     """
+    native.install()
     place, built = tmp_path_factory.mktemp("quickstart"), tree.build()
     (place / "topics").mkdir()
     for name in (

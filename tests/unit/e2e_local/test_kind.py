@@ -75,6 +75,7 @@ def test_the_cluster_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTER", "kind")
     monkeypatch.delenv("KEEP", raising=False)
     monkeypatch.setattr(demo, "docker_is_available", lambda: next(answers))
+    monkeypatch.setattr(demo.native, "install", lambda: None)
     monkeypatch.setattr(demo, "_cluster_build", contextlib.nullcontext)
     monkeypatch.setattr(demo, "_serve", lambda began: "")
     monkeypatch.setattr(demo, "_wait_for", lambda building: None)

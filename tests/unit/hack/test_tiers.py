@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from e2e.local import binaries, native
 from hack import tiers
 from hack.tiers import Tier
 
@@ -116,3 +118,52 @@ def test_low_priority_is_for_tiers_next_to_one_that_runs_alongside(
     assert f"low {min(own + 5, 19)}\n" in shown
     assert f"other {own}\n" in shown
     assert f"beside {own}\n" in shown
+
+
+def test_no_tier_starts_without_a_compiler_that_a_later_one_needs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def rust() -> None:
+        raise native.NativeBuildError("no Rust toolchain found")
+
+    def go() -> None:
+        raise binaries.BinaryError("no Go toolchain found")
+
+    given = {
+        "first": Tier((PASS,), 1),
+        "second": Tier((PASS,), 1, toolchains=(rust, go)),
+        "third": Tier((PASS,), 1, alongside=True, toolchains=(rust,)),
+        "elsewhere": Tier((PASS,), 1, lambda: "no node", toolchains=(go,)),
+    }
+    monkeypatch.setattr(tiers, "TIERS", given)
+    assert tiers.main(list(given)) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "error: second, third: no Rust toolchain found",
+        "error: second: no Go toolchain found",
+    ]
+    assert tiers.main(["first"]) == 0
+
+
+@pytest.mark.parametrize("name", ["integration", "e2e", "gpu"])
+def test_tiers_that_serve_a_tokenizer_need_rust_until_it_is_built(name: str) -> None:
+    assert native.require in tiers.TIERS[name].toolchains
+
+
+def test_a_toolchain_is_needed_only_for_what_is_not_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    with pytest.raises(native.NativeBuildError, match="no Rust toolchain found: install Rust"):
+        native.require()
+    with pytest.raises(binaries.BinaryError, match="no Go toolchain found: install Go"):
+        binaries.require(["helm"])
+    for built in (native.built_library(), binaries.built("helm")):
+        built.parent.mkdir(parents=True)
+        built.touch()
+    native.require()
+    binaries.require(["helm"])
