@@ -32,12 +32,14 @@ CPU_SECONDS = 30.0
 
 
 def settled(item: Object) -> bool:
+    """Whether the pipeline serves, and nothing is reported later only because time passes.
+
+    The simulated pods have no metrics, which is reported after 30 s.
+    """
     status = item.get("status") or {}
-    ready = any(
-        condition["type"] == "Ready" and condition["status"] == "True"
-        for condition in status.get("conditions", ())
-    )
-    return ready and status["observedGeneration"] == item["metadata"]["generation"]
+    found = {condition["type"]: condition["status"] for condition in status.get("conditions", ())}
+    is_reported = found.get("Ready") == "True" and found.get("ScalingActive") == "False"
+    return is_reported and bool(status["observedGeneration"] == item["metadata"]["generation"])
 
 
 async def all_ready(client: Client, namespace: str) -> bool:
