@@ -13,7 +13,7 @@ import pytest
 from tests.support import http2
 from tests.support.http2 import GRPC, field, frame, headers
 from tests.support.loopback import listening
-from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.client import UNLIMITED_BYTES, TritonClient
 from triton_pipelines.triton.errors import FloodError, RejectedError, UnreachableError
 from triton_pipelines.triton.limited_relay import LimitedRelay, limit_with_overhead
 from triton_pipelines.triton.probe import SMALL_RESPONSE_BYTES
@@ -129,8 +129,10 @@ async def is_closed(relay: LimitedRelay) -> None:
     assert not relay._ends
 
 
-async def test_a_closed_client_calls_no_more() -> None:
-    client = TritonClient("127.0.0.1:1")
+@pytest.mark.parametrize("bytes_max", [SMALL_RESPONSE_BYTES, UNLIMITED_BYTES])
+async def test_a_closed_client_calls_no_more(bytes_max: int) -> None:
+    """With an unlimited size of responses, there is no relay that refuses the call."""
+    client = TritonClient("127.0.0.1:1", max_response_bytes=bytes_max)
     await client.close()
     with pytest.raises(UnreachableError, match="the connection was closed"):
         await client.repository_index()
