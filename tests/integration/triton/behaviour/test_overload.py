@@ -23,11 +23,16 @@ SCHEDULING = (
 
 
 async def deploy(triton: Workbench, name: str, policy: str) -> tuple[Model, Model]:
-    """A quick step before a slow one with that queue policy, and the ensemble ``name`` of both."""
+    """A quick step before a slow one with that queue policy, and the ensemble ``name`` of both.
+
+    Requests with priority 1 have no limits; all others have those of the policy.
+    """
     first = await triton.deploy(f"{name}_first", "dynamic_batching { }")
     second = await triton.deploy(
         f"{name}_second",
-        f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
+        "dynamic_batching { priority_levels: 2 default_priority_level: 2 "
+        "priority_queue_policy { key: 1 value { } }"
+        f" default_queue_policy {{ {policy} }} }}",
         max_batch_size=BATCH,
     )
     scheduling = SCHEDULING.format(first=first.name, second=second.name)
@@ -83,7 +88,8 @@ async def test_an_expired_request_is_not_computed(triton: Workbench, client: Ask
         triton, "expiring", "timeout_action: REJECT default_timeout_microseconds: 1000"
     )
     second.hold(1)
-    busy = client.ask("expiring", 0)
+    # This one has no time limit: it would expire as well while the instance is not yet asked.
+    busy = client.ask(second, 1, priority=1)
     await second.until_executing(1)
     tasks = [client.ask("expiring", value) for value in (10, 11, 12)]
     _, messages = await outcomes(tasks) if await shed(tasks) else ([], [])
