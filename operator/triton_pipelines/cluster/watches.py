@@ -172,7 +172,9 @@ class ObjectEvents:
         self.observer.observe_event(resource)
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
-        if is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
+        # The API server limits the fields of its own kinds; those of a pipeline may come from an
+        # earlier definition of the resource.
+        if resource == INFERENCE_PIPELINES and is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
             self.observer.observe_too_deep(resource)
             namespace, name = key_of(obj)
             _log.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,8 +114,8 @@ def _array_faults(
 ) -> Iterator[OutputFault]:
     """Yield the faults of one output; ``rows`` is empty where their number is free."""
     is_fixed = any(size != -1 for size in output.dims)
-    declared = DataType.Name(output.data_type).removeprefix("TYPE_")
-    actual, tensor = _type_of(array), FaultyTensor(output.name)
+    declared, actual = _declared_type(output.data_type), _type_of(array.dtype)
+    tensor = FaultyTensor(output.name)
     if actual != declared:
         yield OutputFault(
             f"output {output.name} is {actual}, but is declared as {declared}",
@@ -151,9 +152,17 @@ def _row_severity(request: ProbeRequest, *, is_fixed: bool) -> FaultSeverity:
     return FaultSeverity.MISMATCH if is_fixed else FaultSeverity.ROWS_OF_FREE_SHAPE
 
 
-def _type_of(array: Array) -> str:
+@functools.lru_cache
+def _declared_type(number: int) -> str:
+    """Return Triton's name of a type in a config."""
+    name: str = DataType.Name(number)
+    return name.removeprefix("TYPE_")
+
+
+@functools.lru_cache
+def _type_of(dtype: np.dtype[Any]) -> str:
     """Return Triton's name of an array's type; NumPy's where Triton has none."""
-    name: str = np_to_triton_dtype(array.dtype) or str(array.dtype)
+    name: str = np_to_triton_dtype(dtype) or str(dtype)
     return "STRING" if name == "BYTES" else name
 
 
@@ -165,11 +174,12 @@ def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
 
 def _fault_of_numbers(array: Array, *, finite: bool) -> str | None:
     # NumPy has no type kind for bfloat16.
-    if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
+    is_bfloat16 = array.dtype.kind == "V" and array.dtype.name == "bfloat16"
+    if array.dtype.kind not in "fc" and not is_bfloat16:
         return None
-    numbers = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    numbers = array.astype(np.float32) if is_bfloat16 else array
+    if np.isfinite(numbers).all():
+        return None
     if np.isnan(numbers).any():
         return "NaN"
-    if np.isposinf(numbers).any() or (finite and np.isinf(numbers).any()):
-        return "infinity"
-    return None
+    return "infinity" if finite or np.isposinf(numbers).any() else None

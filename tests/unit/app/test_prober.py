@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.prober import probe_pod, probe_request
 from triton_pipelines.controllers.pipeline.snapshot import Pod
+from triton_pipelines.triton.model_index import ModelIndexEntry
 from triton_pipelines.triton.probe import ProbeResult
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -63,6 +65,24 @@ async def test_a_failure_says_what_was_asked(
 
     monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
     assert (await probe_pod(target(**spec), NOW)).inference_error == reported
+
+
+async def test_a_probe_with_the_same_result_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton lists models in no certain order, and the status reports no time of a probe."""
+    models = tuple(
+        ModelIndexEntry(step.model_name, "1", state, "")
+        for step, state in zip(target().graph.steps, ("READY", "LOADING", "READY"), strict=True)
+    )
+    listed = [models, models[::-1]]
+
+    async def looked(*_: object) -> ProbeResult:
+        return ProbeResult(True, listed.pop())
+
+    monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
+    first = await probe_pod(target(), NOW)
+    second = await probe_pod(target(), NOW + dt.timedelta(seconds=30))
+    assert first == second == replace(first, is_reported=True)
+    assert first != replace(first, models=first.models[:2])
 
 
 async def test_a_mismatch_is_no_failure_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,9 +119,11 @@ class Place:
             ensemble_ready=True,
             models=tuple(
                 ModelState(name, "READY")
-                for name in (
-                    target.graph.model_name,
-                    *(step.model_name for step in target.graph.steps),
+                for name in sorted(
+                    (
+                        target.graph.model_name,
+                        *(step.model_name for step in target.graph.steps),
+                    )
                 )
             ),
             inference_error=self.fault,

@@ -117,6 +117,16 @@ class PipelineScalingState:
     """When it was published (Unix seconds)."""
     configs: dict[str, tuple[Object | None, Mapping[str, str] | None]] = field(default_factory=dict)
     """Revision → its ConfigMap as it was last parsed, and :func:`configs_of` it."""
+    steps: list[Step] = field(init=False)
+    """The scaled steps; none in mode Disabled. Kept, because each tick reads them for every
+    pipeline."""
+
+    def __post_init__(self) -> None:
+        self._find_steps()
+
+    def _find_steps(self) -> None:
+        is_disabled = self.pipeline.spec.scaling.mode is ScalingMode.DISABLED
+        self.steps = [] if is_disabled else scaled_steps(self.graph)
 
     def set_spec(self, pipeline: InferencePipeline, graph: Graph) -> None:
         """Use another effective spec from now on.
@@ -125,6 +135,7 @@ class PipelineScalingState:
         back, it may have been changed in between.
         """
         self.pipeline, self.graph = pipeline, graph
+        self._find_steps()
         if self.output.intent is not None:
             owned = bounds_of(pipeline, graph)
             self.output.intent = replace(
@@ -137,13 +148,6 @@ class PipelineScalingState:
     def is_active(self) -> bool:
         """Return whether counts are changed, not only recommended."""
         return self.pipeline.spec.scaling.mode is ScalingMode.ACTIVE
-
-    @property
-    def steps(self) -> list[Step]:
-        """Return the scaled steps; none in mode Disabled."""
-        if self.pipeline.spec.scaling.mode is ScalingMode.DISABLED:
-            return []
-        return scaled_steps(self.graph)
 
     def is_unscaled(self, graph: Graph) -> bool:
         """Return whether this graph is the known one and none of its steps is scaled."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +41,20 @@ HUNG_PROBES_ALONE = 10
 HUNG_INTERVAL = dt.timedelta(seconds=10)
 
 
-_NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Result of the last probe of one Triton pod."""
+    """Result of the last probe of one Triton pod.
 
-    at: dt.datetime
+    Two are equal if decisions would be: a probe that confirms the last result, or the one that the
+    status reports, changes nothing.
+    """
+
+    at: dt.datetime = field(compare=False)
     """UTC."""
     ensemble_ready: bool
     """Whether the ensemble itself is ready."""
     models: tuple[ModelState, ...] = ()
+    """In order of their names."""
     inference_error: str | None = None
     """Why a test inference failed; empty if it succeeded, ``None`` if none was sent."""
     mismatch: str = ""
@@ -85,7 +86,7 @@ class Probe:
 
     Without it, a failing probe may only show that the model is slow or rejects the example.
     """
-    is_reported: bool = False
+    is_reported: bool = field(default=False, compare=False)
     """Whether this result is what the status reports: the pod was healthy before the operator
     started, and has not responded to it yet."""
 
@@ -93,15 +94,6 @@ class Probe:
     def is_healthy(self) -> bool:
         """Whether nothing is wrong with the pod."""
         return self.ensemble_ready and not self.inference_error and not self.error
-
-    def for_comparison(self) -> object:
-        """Return what decisions depend on.
-
-        That is neither the time of the probe, nor the order of models, nor whether the status
-        reports the result: a probe that confirms it changes nothing.
-        """
-        own = replace(self, at=_NEVER, models=(), is_reported=False)
-        return own, frozenset(self.models)
 
     def merged_with(self, last: Probe | None) -> Probe:
         """Return this probe, or the last one if this one brought no response.

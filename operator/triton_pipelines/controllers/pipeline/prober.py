@@ -86,7 +86,7 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
         ensemble_ready=result.ensemble_ready,
         models=tuple(
             ModelState(model.name, model.state, model.reason[:REASON_CHARACTERS_MAX])
-            for model in result.models
+            for model in sorted(result.models, key=lambda model: (model.name, model.state))
             if model.name in expected
         )[:MODELS_MAX],
         # None: no test inference was run; only a result verifies a pod.

@@ -78,7 +78,7 @@ class SettledPipelines:
         return (
             dict(self.handover.resize_rejections.get(key, {})),
             dict(self.handover.replica_sets.get(key, {})),
-            {uid: probe.for_comparison() for uid, probe in self.probes.of(key).items()},
+            self.probes.of(key),
         )
 
     async def repeat(self, key: Key) -> Result | None:
