@@ -20,6 +20,8 @@ from triton_pipelines.api.spec_size import MAX_SPEC_BYTES, omit_large_spec
 # Levels of objects and lists that are kept. copy.deepcopy takes three stack frames per level, and
 # Python allows 1000.
 MAX_DEPTH: Final = 100
+# Nothing reads more of such a list than names and versions, so their depth does not matter.
+_METADATA_LIST: Final = "PartialObjectMetadataList"
 # A string (whose brackets do not count) or a bracket.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 
@@ -55,6 +57,8 @@ def _loads(raw: bytes) -> Any:
         document = json.loads(raw)
     except RecursionError:
         return json.loads(without_deep_values(raw))
+    if isinstance(document, dict) and document.get("kind") == _METADATA_LIST:
+        return document
     if is_deeper_than(document, MAX_DEPTH):
         return json.loads(without_deep_values(raw))
     return document
