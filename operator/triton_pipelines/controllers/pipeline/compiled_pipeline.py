@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from triton_pipelines.api.base import Finding
@@ -12,6 +13,7 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
 from triton_pipelines.compile.graph.effective_padding import MeasuredPadding
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
@@ -43,7 +45,7 @@ class LazyRevision:
         return self.render().data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledPipeline:
     """A spec that was checked and rendered."""
 
@@ -52,6 +54,11 @@ class CompiledPipeline:
     revision: Revision | LazyRevision
     server_image: str
     """Image of Triton in the revision's pods."""
+
+    @cached_property
+    def example(self) -> ExampleRequest | None:
+        """The test inference of ready pods; ``None`` if they are probed for readiness only."""
+        return example_of(self.pipeline, self.graph)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from triton_pipelines.api.health import Health, InferenceHealth
+from triton_pipelines.api.health import Health
 from triton_pipelines.cluster.work_queue import Key
 from triton_pipelines.compile.graph import Graph
-from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
+from triton_pipelines.compile.graph.example_request import ExampleRequest
 from triton_pipelines.triton.tls import TlsIdentity
 
 from .actions import soonest
@@ -126,9 +126,7 @@ class PodProbes:
         now, pipeline = self.clock(), compiled.pipeline
         pods = self._select(key, compiled, snapshot)
         known, hangs = self._results[key], self._hangs[key]
-        runs_inference = pipeline.spec.health.inference is InferenceHealth.AUTO and not (
-            probe_blocker(pipeline, compiled.graph)
-        )
+        runs_inference = compiled.example is not None
 
         def seconds(pod: Pod) -> float:
             last, hang = known.get(pod.uid), hangs.get(pod.uid)
@@ -198,16 +196,15 @@ class PodProbes:
         now: dt.datetime,
     ) -> dict[str, asyncio.Task[Probe]]:
         """Start a probe of each pod; return them by pod uid."""
-        pipeline, graph = compiled.pipeline, compiled.graph
-        example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
+        pipeline = compiled.pipeline
         period = float(pipeline.spec.health.period_seconds)
         started = {}
         for pod in due:
             target = ProbeTarget(
                 pod,
-                graph,
+                compiled.graph,
                 self.derive(pipeline.metadata.uid, pod.revision),
-                example if pod.ready else None,
+                compiled.example if pod.ready else None,
                 trust.identity(pod),
             )
             started[pod.uid] = asyncio.create_task(self._probe_pod(key, target, period, now))

@@ -119,9 +119,9 @@ def probe_request(example: ExampleRequest) -> ProbeRequest:
 
     A sequence gets an id of its own, so that it never collides with a client's.
     """
-    number = _LOWEST_ID + secrets.randbelow(_LOWEST_ID)
     sequence: int | str = 0
     if example.sequence:
+        number = _LOWEST_ID + secrets.randbelow(_LOWEST_ID)
         sequence = f"tritonpipe-probe-{number}" if example.text_ids else number
     if example.repeat == 1:
         return ProbeRequest(example.inputs, example.stream, sequence, example.finite)
