@@ -23,7 +23,7 @@ from .option_groups import with_parameters
 # Allocated objects until a garbage collection, and collections until one of an older generation.
 # Python's default, 700, collects so often that it takes 6 % of the CPU time: each decoded object of
 # the API server has hundreds of parts, most of which are neither garbage nor in a cycle.
-GC_THRESHOLDS: Final = (50_000, 10, 10)
+GC_THRESHOLDS: Final = (20_000, 10, 10)
 
 
 @with_parameters(option_parameters())
