@@ -313,13 +313,24 @@ class Asker:
     async def line_up(
         self, model: Model, *values: Any, **options: Any
     ) -> list[asyncio.Task[dict[str, Any]]]:
-        """Requests that are pending in exactly this order."""
+        """Requests that have arrived in exactly this order, while the instance is kept busy.
+
+        The queue may refuse any that wait, at any time.
+        """
+        rest = await model.pending() - self._open()
+
+        async def arrived() -> bool:
+            return await model.pending() == rest + self._open()
+
         tasks = []
         for value in values:
-            before = await model.pending()
             tasks.append(self.ask(model, value, **options))
-            await model.until_pending(before + 1)
+            await until(arrived, f"{value} arrives at {model.name}")
         return tasks
+
+    def _open(self) -> int:
+        """The number of requests that have not ended."""
+        return sum(not task.done() for task in self._tasks)
 
     async def _infer(
         self, name: str, arrays: Mapping[str, np.ndarray], options: dict[str, Any]
