@@ -46,10 +46,10 @@ $(DOCS_STAMP): requirements/docs.txt | $(STAMP)
 	@$(VENV)/docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	@touch $@
 
-native: env ## Test and build the native tokenizer (Rust), and put it into the package
+native: env ## Test and build the built-in tokenizer (Rust), and put it into the package
 	@$(BIN)/python -m e2e.local.native
 
-native-release: env ## Build the native tokenizer for x86_64 and aarch64 against glibc 2.28, into the package
+native-release: env ## Build the built-in tokenizer for x86_64 and aarch64 against glibc 2.28, into the package
 	@$(BIN)/python -m e2e.local.native_release
 
 demo: env ## Show the product on this machine, then on a local cluster (KEEP=1 keeps the cluster)
@@ -111,16 +111,16 @@ cluster-down: env ## Remove the local cluster
 fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
-compare-native: env ## Compare the native tokenizer with the tokenizers library: TEXTS=100000 SEED=1
+compare-native: env ## Compare the built-in tokenizer with the tokenizers library: TEXTS=100000 SEED=1
 	@$(BIN)/python -m tests.support.nativecompare $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
 
 compare-native-arm64: env ## The same with the released library for ARM64, in qemu: TEXTS=10000 SEED=1
 	@$(BIN)/python -m tests.support.nativereplay $(if $(TEXTS),--texts $(TEXTS)) $(if $(SEED),--seed $(SEED))
 
-miri-native: env ## Run the unsafe code of the native tokenizer in Miri (Rust nightly)
+miri-native: env ## Run the unsafe code of the built-in tokenizer in Miri (Rust nightly)
 	@$(BIN)/python -m tests.support.nativemiri
 
-fuzz-native: env ## Fuzz the native tokenizer under AddressSanitizer (Rust nightly): SECONDS=300 TARGET=requests|tokenizers
+fuzz-native: env ## Fuzz the built-in tokenizer under AddressSanitizer (Rust nightly): SECONDS=300 TARGET=requests|tokenizers
 	@$(BIN)/python -m tests.support.nativefuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TARGET),--target $(TARGET))
 
 soak: env ## Random faults against the operator, invariants checked after each: MINUTES=10 SEED=...

@@ -328,10 +328,10 @@ def overhead(found: Result) -> str:
     """
     labels = (
         ("a model that does nothing", "floorMicroseconds", " µs"),
-        ("native step", "nativeMicroseconds", " µs"),
+        ("built-in step", "nativeMicroseconds", " µs"),
         ("Python step", "pythonMicroseconds", " µs"),
         ("Python step relative to nothing", "pythonOverFloor", " times"),
-        ("Python step relative to native", "pythonOverNative", " times"),
+        ("Python step relative to built-in", "pythonOverNative", " times"),
     )
     detail = found["detail"]
     rows = [(text, _spread(detail[key], unit)) for text, key, unit in labels if key in detail]

@@ -1,4 +1,4 @@
-"""The native tokenizer of `native/`, built from the crate registry once and kept in the cache.
+"""The built-in tokenizer of `native/`, built from the crate registry once and kept in the cache.
 
 The library is the same for every checkout with the same sources, so a build is repeated only when
 these change. `install` puts it into the package, where the loader and a wheel find it.
@@ -61,7 +61,7 @@ def library() -> Path:
     Raises:
         NativeBuildError: no Rust toolchain, or a failed build (with its last lines).
     """
-    return _built(built_library(), CRATE, "building the native tokenizer")
+    return _built(built_library(), CRATE, "building the built-in tokenizer")
 
 
 def built_library() -> Path:
@@ -77,7 +77,7 @@ def testserver() -> Path:
     """
     name = f"native-testserver-{key(CRATE, 'fuzz/Cargo.toml', 'fuzz/Cargo.lock', 'fuzz/src')}"
     target = cache.cache_root() / name / TEST_SERVER
-    return _built(target, CRATE / "fuzz", "building the test server of the native tokenizer")
+    return _built(target, CRATE / "fuzz", "building the test server of the built-in tokenizer")
 
 
 def _built(target: Path, crate: Path, doing: str) -> Path:
@@ -123,7 +123,7 @@ def test() -> None:
     passed = cache.cache_root() / f"native-{key()}" / "tests-passed"
     with cache.locked(passed.parent):
         if not passed.exists():
-            with step("testing the native tokenizer"):
+            with step("testing the built-in tokenizer"):
                 if shutil.which("cargo-clippy", path=Path(find_cargo()).parent):
                     _cargo("clippy")
                 _cargo("test")

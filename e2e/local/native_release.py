@@ -1,4 +1,4 @@
-"""Build the native tokenizer for each architecture of a release, and put it into the package.
+"""Build the built-in tokenizer for each architecture of a release, and put it into the package.
 
     make native-release
 
@@ -67,7 +67,7 @@ def library(machine: str) -> Path:
     target = cache.cache_root() / f"native-release-{key}" / NATIVE_TOKENIZER_LIBRARY
     with cache.locked(target.parent):
         if not target.exists():
-            with step(f"building the native tokenizer for {machine}"):
+            with step(f"building the built-in tokenizer for {machine}"):
                 content = _build(machine).read_bytes()
             check(content, machine, GLIBC)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ def build(
 def export() -> None:
     """Build what the samples need here, and print the shell command that lets it be found.
 
-    That is the models and the native tokenizer, which ``tritonpipe`` finds in the package.
+    That is the models and the built-in tokenizer, which ``tritonpipe`` finds in the package.
     """
     native.install()
     rules = ",".join(f"{prefix}={target}" for prefix, target in sources(tree.build()).items())

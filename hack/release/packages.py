@@ -15,7 +15,7 @@ from hack.release.model import Release
 
 
 def add_native_tokenizer(source: Path) -> None:
-    """Put the native tokenizer for every architecture into the exported package.
+    """Put the built-in tokenizer for every architecture into the exported package.
 
     Raises:
         ReleaseError: it cannot be built.
@@ -23,7 +23,7 @@ def add_native_tokenizer(source: Path) -> None:
     try:
         native_release.install(source / "operator/triton_pipelines")
     except (native.NativeBuildError, native_release.LibraryError) as error:
-        raise ReleaseError(f"native tokenizer: {error}") from None
+        raise ReleaseError(f"built-in tokenizer: {error}") from None
 
 
 def build(release: Release) -> list[Path]:

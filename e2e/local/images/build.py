@@ -32,7 +32,7 @@ SAMPLES_SUPPORT = (
 """Files of the tests that the server of the samples runs on."""
 
 PACKAGED_NATIVE = "--build-arg=NATIVE=package"
-"""Lets the operator image take the native tokenizer from the package instead of building it."""
+"""Lets the operator image take the built-in tokenizer from the package instead of building it."""
 
 KEPT_ARCHIVES = 2
 BASE_SUITE = "bookworm"
@@ -105,7 +105,7 @@ def _operator() -> Path:
 
 
 def _native_tokenizer() -> None:
-    """Put the native tokenizer into the package of the image.
+    """Put the built-in tokenizer into the package of the image.
 
     Raises:
         ImageError: It cannot be built.
@@ -113,7 +113,7 @@ def _native_tokenizer() -> None:
     try:
         native.install()
     except native.NativeBuildError as error:
-        raise ImageError(f"the operator image needs the native tokenizer: {error}") from error
+        raise ImageError(f"the operator image needs the built-in tokenizer: {error}") from error
 
 
 def _triton() -> Path:

@@ -128,11 +128,15 @@ def fields_of(model: type[ApiModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
-# Fields that other steps have → why this one has not.
+# Fields that other steps have, or that this step had → why it has not.
 _NOT_HERE: dict[Place, str] = {
     ("spec", "tokenizer", "instances", "groups"): (
         "unknown field, because the tokenizer has one instance group, whose count is scaled live;"
         " use count, or initial, min and max"
+    ),
+    ("spec", "tokenizer", "implementation"): (
+        "this field was removed, because the built-in tokenizer has only one implementation;"
+        " delete it"
     ),
 }
 

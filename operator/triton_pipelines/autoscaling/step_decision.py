@@ -378,16 +378,12 @@ def _memory_text(context: DecisionContext) -> str:
 
 
 def _figures(item: StepObservation, demand: StepDemand, cap: GrowthCap) -> StepFigures:
-    slow = item.signal.slow
     return StepFigures(
         arrivals=demand.arrivals,
-        throughput=slow.throughput if slow is not None else 0.0,
         busy=demand.busy,
         wait=demand.worst_wait,
         service=demand.service,
         offered=demand.offered,
-        pending=item.signal.waiting,
-        batch=slow.batch if slow is not None else None,
         demand=demand.instances,
         cap=cap.count,
         cap_reason=cap.text,

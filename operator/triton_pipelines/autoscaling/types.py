@@ -295,8 +295,6 @@ class StepFigures:
 
     arrivals: float = 0.0
     """Requests/s that arrive."""
-    throughput: float = 0.0
-    """Requests/s that complete."""
     busy: float = 0.0
     """Busy share of the instances (0–1)."""
     wait: float = 0.0
@@ -305,10 +303,6 @@ class StepFigures:
     """Service time, seconds."""
     offered: float = 0.0
     """Offered load, Erlang."""
-    pending: float = 0.0
-    """Queued requests."""
-    batch: float | None = None
-    """Requests per execution."""
     demand: int = 0
     """Instances per pod that the load asks for, whatever bounds them."""
     cap: int = 0

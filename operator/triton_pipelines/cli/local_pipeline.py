@@ -63,8 +63,6 @@ class LocalPipeline:
     """Its graph, with every step on CPU."""
     server: LocalTriton
     """The running Triton."""
-    folder: Path
-    """Working folder; the model repository is ``folder / MODELS_FOLDER``."""
     rebuild: Callable[[InferencePipeline], Graph]
     """Build the graph of a changed resource with the same options."""
 
@@ -129,7 +127,6 @@ def serve_locally(
                 pipeline,
                 graph,
                 server,
-                workspace,
                 lambda changed: with_cpu_instances(build(changed, options)),
             )
 

@@ -1,4 +1,4 @@
-"""Copy the native tokenizer, a backend library of Triton, into the model repository."""
+"""Copy the built-in tokenizer, a backend library of Triton, into the model repository."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copy_library(target: Path, library: PlanLibrary) -> None:
     if not is_available():
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"this installation has no native tokenizer for {machine()}; use an operator image "
+            f"this installation has no built-in tokenizer for {machine()}; use an operator image "
             "or a wheel of a release, or run `make native` in a checkout",
             step=library.step,
             field=library.field,

@@ -24,10 +24,10 @@ SPECIAL_TOKENS: Final = "special_tokens_map.json"
 KNOWN_IDS: Final = "known_ids.json"
 """File next to tokenizer.json if the model does not know some of its tokens.
 
-The content is {"ids": n}: the model knows the ids 0 to n - 1. The native tokenizer reads it.
+The content is {"ids": n}: the model knows the ids 0 to n - 1. The built-in tokenizer reads it.
 """
 PAD_TOKENS: Final = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
-"""Tokens that pad rows if tokenizer.json sets no padding, as in the native tokenizer."""
+"""Tokens that pad rows if tokenizer.json sets no padding, as in the built-in tokenizer."""
 
 TRIED: Final = 64
 """Tokens of a vocabulary that are tried as texts if it does not encode the first text.
@@ -179,7 +179,7 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
 
 
 def check_pair_template(tokenizer: Any, special_tokens: bool) -> None:
-    """Check that pairs of texts can be cut, as the native tokenizer does at load.
+    """Check that pairs of texts can be cut, as the built-in tokenizer does at load.
 
     Args:
         tokenizer: a tokenizer that neither pads nor cuts.
@@ -284,7 +284,7 @@ def highest_token_id(path: Path) -> HighestTokenId:
         for number, token in tokenizer.get_added_tokens_decoder().items()
         if not token.special
     ]
-    # As the native tokenizer does.
+    # As the built-in tokenizer does.
     pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
     ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1])]
     for texts in (("",), ("", "")):  # a template need not have a form for pairs

@@ -75,8 +75,6 @@ class ProbeResult:
     """Why the test inference failed; ``None`` if it succeeded or was not run."""
     faulty_tensor: FaultyTensor | None = None
     """The tensor that made the test inference fail; ``None`` if it failed for another reason."""
-    latency_s: float | None = None
-    """Seconds that the test inference took; ``None`` without a response."""
     error: str | None = None
     """What prevented the probe (unreachable, control key, deadline); ``None`` if nothing did."""
     dead_process: bool = False
@@ -229,18 +227,14 @@ async def _probe_inference(
     state: ProbeResult,
 ) -> ProbeResult:
     """Run the test inference and add its result to ``state``; ``end`` is monotonic."""
-    client, begin = connection.client, time.monotonic()
     try:
         is_cached = connection.config is not None
         if not is_cached:
             await connection.read_config(ensemble, end)
-            begin = time.monotonic()
         fault, used_fallback = await _find_fault(connection, ensemble, request, end, is_cached)
     except TooLargeError:
         # The response came, so every step works; only its content is not checked.
-        return replace(
-            state, inference_ok=True, latency_s=time.monotonic() - begin, is_unchecked=True
-        )
+        return replace(state, inference_ok=True, is_unchecked=True)
     except (DeadlineError, OverloadedError) as error:
         if request.sequence_id:
             # Sequences of clients may occupy every slot while they last. A dead process would have
@@ -248,7 +242,9 @@ async def _probe_inference(
             return replace(state, inference_ok=True)
         # A busy pod is not broken: a long or full queue does not mean that outputs are wrong.
         # A stream may last: its inference is complete only when it ends.
-        completed = None if request.stream else await _completed_inferences(client, ensemble)
+        completed = (
+            None if request.stream else await _completed_inferences(connection.client, ensemble)
+        )
         return replace(state, error=str(error), completed=completed)
     except (FloodError, UnreachableError) as error:
         # Neither does a broken connection; the status of the pod shows a server that exits.
@@ -256,14 +252,12 @@ async def _probe_inference(
         return replace(state, error=str(error), is_unreachable=unreachable)
     except TritonError as error:
         return _with_rejection(state, request, error)
-    took = time.monotonic() - begin
     if fault is None:
-        return replace(state, inference_ok=True, latency_s=took, used_fallback=used_fallback)
+        return replace(state, inference_ok=True, used_fallback=used_fallback)
     return replace(
         state,
         inference_error=fault.text[:REASON_CHARACTERS_MAX],
         faulty_tensor=fault.tensor,
-        latency_s=took,
         mismatch=fault.severity is FaultSeverity.MISMATCH,
         used_fallback=used_fallback,
     )

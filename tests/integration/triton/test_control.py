@@ -181,8 +181,7 @@ async def test_a_healthy_pod_passes_the_probe(server: LocalTriton) -> None:
     result = await probe(server.grpc_address, pipelines.ENSEMBLE, KEY, ProbeRequest(EXAMPLE))
     assert (result.healthy, result.error, result.inference_error) == (True, None, None)
     assert len(result.models) == 4
-    assert result.latency_s is not None
-    assert 0 < result.latency_s < 10
+    assert result.inference_ok
 
 
 async def test_the_probe_without_the_key_says_so(server: LocalTriton) -> None:

@@ -73,6 +73,7 @@ def test_fields_that_others_name_lead_to_fields_that_are_there() -> None:
         ),
         (("spec", "model", "outputs", 2, "shape"), "dims"),
         (("spec", "model", "name"), "modelName"),
+        (("spec", "model", "implementation"), "platform"),
         (("spec", "name"), "metadata.name"),
         (("spec", "tokenizer", "replicas"), "spec.tokenizer.instances.count"),
         (("replicas",), "spec.replicas"),
@@ -94,6 +95,13 @@ def test_a_name_like_nothing_leads_to_all_that_may_stand_there() -> None:
     assert (
         unknown_field(("colour",))
         == "unknown field; the fields of the document are apiVersion, kind, metadata, spec"
+    )
+
+
+def test_a_removed_field_is_not_taken_for_a_field_of_another_step() -> None:
+    assert unknown_field(("spec", "tokenizer", "implementation")) == (
+        "this field was removed, because the built-in tokenizer has only one implementation;"
+        " delete it"
     )
 
 

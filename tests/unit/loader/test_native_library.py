@@ -1,4 +1,4 @@
-"""The loader copies the native tokenizer, or says that it has none."""
+"""The loader copies the built-in tokenizer, or says that it has none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_loader_without_the_library_names_the_remedy(
     monkeypatch.setattr(native_library, "machine", lambda: "riscv64")
     with pytest.raises(LoaderError) as caught:
         native_library.copy_library(tmp_path / LIBRARY.path, LIBRARY)
-    assert "no native tokenizer for riscv64; use an operator image" in str(caught.value)
+    assert "no built-in tokenizer for riscv64; use an operator image" in str(caught.value)
     messages.check(str(caught.value))
     assert (caught.value.step, caught.value.field) == ("tokenizer", "spec.tokenizer")
     assert not (tmp_path / LIBRARY.path).exists()

@@ -276,13 +276,11 @@ async def test_figures_of_containers_and_gpus(stand: Stand, url: str) -> None:
         usage = found.pods["a"].usage
         assert usage is not None
         assert (usage.cpu_cores, usage.gpu, usage.throttled, usage.at) == (1.5, 0.5, None, 940.0)
-        assert found.gpu_known
         stand.now = 1400.0
         stand.figures.clear()
         stand.scrape(1400.0, 2.0)
         later = sample((await made.collect(expected()))[KEY])
     assert later.pods["a"].usage is None
-    assert not later.gpu_known
 
 
 async def test_a_longer_window_where_containers_are_scraped_seldom(stand: Stand, url: str) -> None:

@@ -67,7 +67,6 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
     assert isinstance(sample, PipelineSample)
     assert [scrape.at for scrape in sample.pods["a"].scrapes] == [100.0, 102.0]
     assert sample.interval == 2.0
-    assert sample.gpu_known
     assert sample.pods["a"].usage is not None
     assert sample.pods["a"].usage.gpu == 0.75
 

@@ -47,9 +47,9 @@ def verified(server: Shared) -> TuningRun:
     """
     run = begun(server, TuningOptions())
     run.predictions = [
-        PredictedSetting(ONE, 560.0, 0.02, 900.0),
-        PredictedSetting(TWO, 550.0, 0.02, 900.0),
-        PredictedSetting(CURRENT, 400.0, 0.02, 500.0),
+        PredictedSetting(ONE, 560.0, 900.0),
+        PredictedSetting(TWO, 550.0, 900.0),
+        PredictedSetting(CURRENT, 400.0, 500.0),
     ]
     run._recalibrate = lambda one, seen: None  # type: ignore[method-assign]
     run._predict = unchanged  # type: ignore[method-assign]
@@ -113,7 +113,7 @@ async def unchanged() -> None:
 
 def test_the_challenger_has_other_instances_and_is_the_best_of_these() -> None:
     found = [
-        PredictedSetting(setting, rate, 0.02, 900.0)
+        PredictedSetting(setting, rate, 900.0)
         for setting, rate in (
             (ONE, 560.0),
             (BatchingSetting(32, 0, 1, 1), 555.0),
@@ -125,5 +125,5 @@ def test_the_challenger_has_other_instances_and_is_the_best_of_these() -> None:
     assert best is not None
     assert best.setting == TWO
     assert challenger(found[:2], ONE, set()) is None
-    assert challenger([PredictedSetting(TWO, 0.0, 0.02, 900.0)], ONE, set()) is None
+    assert challenger([PredictedSetting(TWO, 0.0, 900.0)], ONE, set()) is None
     assert challenger(found, ONE, {TWO, BatchingSetting(16, 0, 1, 2)}) is None

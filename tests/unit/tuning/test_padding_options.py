@@ -237,11 +237,11 @@ def test_a_setting_with_another_padding_is_predicted_by_what_that_makes_of_the_s
 
 def test_of_settings_that_carry_the_same_the_padding_stays() -> None:
     settings = [
-        PredictedSetting(BatchingSetting(64, 0, 1, 1, RAGGED), 101.0, 0.01, 200.0),
-        PredictedSetting(BatchingSetting(8, 0, 1, 1), 100.0, 0.01, 200.0),
+        PredictedSetting(BatchingSetting(64, 0, 1, 1, RAGGED), 101.0, 200.0),
+        PredictedSetting(BatchingSetting(8, 0, 1, 1), 100.0, 200.0),
     ]
     assert rank(settings)[0].setting.padding == PaddingSetting()
-    settings[0] = PredictedSetting(BatchingSetting(64, 0, 1, 1, RAGGED), 110.0, 0.01, 200.0)
+    settings[0] = PredictedSetting(BatchingSetting(64, 0, 1, 1, RAGGED), 110.0, 200.0)
     assert rank(settings)[0].setting.padding == RAGGED
 
 
@@ -278,7 +278,6 @@ def reported(
             slo=0.035,
             latency_budget=0.03,
             work=WORK,
-            profile=PipelineProfile(pipe, {}, 128, 1),
             pipe=pipe,
             predictions=predict_settings(pipe, [current, setting], current, 0.03),
             grid=[current, setting],

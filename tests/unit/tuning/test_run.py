@@ -207,7 +207,6 @@ def report_on(
             slo=0.035,
             latency_budget=LATENCY_BUDGET,
             work=Workload((), LENGTHS, "a mix", 1, ("TEXT",)),
-            profile=PipelineProfile(PIPE, {}, 128, 1),
             pipe=PIPE,
             predictions=predict_settings(PIPE, [*GRID, BETTER], CURRENT, LATENCY_BUDGET),
             grid=GRID,

@@ -178,14 +178,10 @@ class DirectReader:
                 SOURCE,
             )
         keys = [(one.namespace, pod) for pod in pods]
-        gpu_known = any(
-            history.usage is not None and history.usage.gpu is not None for history in pods.values()
-        )
         return PipelineSample(
             pods,
             self._histories.interval(keys, INTERVAL_SECONDS),
             SOURCE,
-            gpu_known,
             (note,) if note else (),
         )
 

@@ -24,7 +24,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_compute_infer_duration_us": "compute_infer_us",
     "nv_inference_compute_output_duration_us": "compute_output_us",
     "nv_inference_pending_request_count": "pending",
-    # Counters of the native tokenizer.
+    # Counters of the built-in tokenizer.
     "tritonpipe_step_busy_us": "busy_us",
     "tritonpipe_step_cpu_us": "cpu_us",
 }

@@ -141,10 +141,7 @@ def assess_sample(
             if (expected.namespace, pod) in seen.notes
         }
     )[:3]
-    gpu_known = any(
-        history.usage is not None and history.usage.gpu is not None for history in good.values()
-    )
-    return PipelineSample(good, interval, source, gpu_known, tuple(notes))
+    return PipelineSample(good, interval, source, tuple(notes))
 
 
 def _wrong(

@@ -133,7 +133,5 @@ class PipelineSample:
     """Seconds between scrapes, as observed."""
     source: str = ""
     """Where metrics come from, for people, such as the connection's name."""
-    gpu_known: bool = True
-    """Whether any GPU usage exists (MIG and a second DCGM hide it)."""
     notes: tuple[str, ...] = field(default=())
     """What readers should know, for people."""

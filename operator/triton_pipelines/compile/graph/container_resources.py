@@ -21,7 +21,7 @@ BASE_MEMORY = 2 * 1024**3
 # older ones (python_backend).
 SHARED_MEMORY_BASE = 64 * 1024**2
 SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
-# What a native tokenizer instance keeps: at most 25 MB of cached words (native/src/words.rs), and
+# What a built-in tokenizer instance keeps: at most 25 MB of cached words (native/src/words.rs), and
 # the tokens of its last batch.
 MEMORY_PER_NATIVE_INSTANCE = 32 * 1024**2
 

@@ -14,7 +14,7 @@ from triton_pipelines.api.tokenizer import Padding, Truncation
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """What the native tokenizer is configured with."""
+    """What the built-in tokenizer is configured with."""
 
     text: str
     """Input tensor of the text."""

@@ -123,8 +123,6 @@ class LatencyPrediction:
 
     latencies: Array
     """Seconds by request, in the order of arrival, without the warm-up."""
-    batches: dict[str, float]
-    """Mean requests of a batch, by step."""
 
     def quantile(self, share: float) -> float:
         """Return the seconds within which this share of requests was answered."""
@@ -248,14 +246,12 @@ def simulate(pipe: PipelineModel, arrivals: Array, seed: int = 0) -> LatencyPred
     order = np.arange(count)
     at = arrivals
     padded = _padded(pipe, longest, order, range(count))
-    batches = {}
     for stage in pipe.stages:
         reads_text = stage.name == pipe.tokenizer
         own = (mean if reads_text else padded)[order]
         finish, batches_begun = serve_step(stage, at.tolist(), own.tolist(), pipe.rows)
         if reads_text:
             padded = _padded(pipe, longest, order, batches_begun)
-        batches[stage.name] = count / len(batches_begun)
         left = np.asarray(finish)
         sort = np.argsort(left, kind="stable")
         order, at = order[sort], left[sort]
@@ -267,7 +263,7 @@ def simulate(pipe: PipelineModel, arrivals: Array, seed: int = 0) -> LatencyPred
     # would be lower than measured.
     rank = np.argsort(np.argsort(latencies, kind="stable"), kind="stable")
     latencies += np.asarray(pipe.overhead, dtype=float)[rank * len(pipe.overhead) // count]
-    return LatencyPrediction(latencies[int(WARM_SHARE * count) :], batches)
+    return LatencyPrediction(latencies[int(WARM_SHARE * count) :])
 
 
 def _padded(

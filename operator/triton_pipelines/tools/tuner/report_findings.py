@@ -13,7 +13,6 @@ from .calibration import StepExecutions
 from .options import TuningOptions
 from .padding_cost import PaddingRanking
 from .prediction import PipelineModel
-from .profiling import PipelineProfile
 from .selection import PredictedSetting
 from .settings import BatchingSetting
 from .workload import Workload
@@ -35,8 +34,6 @@ class TuningFindings:
     """SLO minus network and queue, in seconds."""
     work: Workload
     """The requests."""
-    profile: PipelineProfile
-    """Execution times at low load."""
     pipe: PipelineModel
     """The calibrated model of the pipeline."""
     predictions: Sequence[PredictedSetting]

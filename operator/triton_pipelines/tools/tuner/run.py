@@ -99,7 +99,6 @@ async def _measured_report(
         slo=slo,
         latency_budget=latency_budget,
         work=work,
-        profile=run.profile,
         pipe=run.pipe,
         predictions=run.predictions,
         grid=run.grid,

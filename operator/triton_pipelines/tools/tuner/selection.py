@@ -13,7 +13,6 @@ from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 
 from .prediction import (
     MAX_UTILIZATION,
-    SEARCH_ARRIVALS,
     PipelineModel,
     capacity,
     max_rate,
@@ -44,8 +43,6 @@ class PredictedSetting:
     """The setting."""
     rate: float
     """Maximum requests/s within the latency budget; 0: none."""
-    p99: float
-    """p99 in seconds at that rate."""
     capacity: float
     """Maximum requests/s at any latency."""
 
@@ -136,8 +133,7 @@ def predict_setting(
     turned = pipe.with_setting(setting)
     most = capacity(turned) if carried is None else carried
     rate = max_rate(turned, latency_budget, most=MAX_UTILIZATION * most, least=least)
-    p99 = simulate(turned, poisson(rate, SEARCH_ARRIVALS)).p99 if rate else float("inf")
-    return PredictedSetting(setting, rate, p99, most)
+    return PredictedSetting(setting, rate, most)
 
 
 def rank(found: Sequence[PredictedSetting]) -> list[PredictedSetting]:
