@@ -317,10 +317,11 @@ class Asker:
 
         The queue may refuse any that wait, at any time.
         """
-        rest = await model.pending() - self._open()
+        while (rest := await self._rest(model)) is None:
+            pass
 
         async def arrived() -> bool:
-            return await model.pending() == rest + self._open()
+            return await self._rest(model) == rest
 
         tasks = []
         for value in values:
@@ -328,9 +329,15 @@ class Asker:
             await until(arrived, f"{value} arrives at {model.name}")
         return tasks
 
-    def _open(self) -> int:
-        """The number of requests that have not ended."""
-        return sum(not task.done() for task in self._tasks)
+    async def _rest(self, model: Model) -> int | None:
+        """Pending requests without those of this client; ``None`` if one of them ended meanwhile.
+
+        The one that keeps the instance busy is no longer pending, so this may be negative.
+        """
+        before = sum(not task.done() for task in self._tasks)
+        pending = await model.pending()
+        after = sum(not task.done() for task in self._tasks)
+        return pending - after if after == before else None
 
     async def _infer(
         self, name: str, arrays: Mapping[str, np.ndarray], options: dict[str, Any]

@@ -68,20 +68,21 @@ async def test_a_failure_says_what_was_asked(
 
 
 async def test_a_probe_with_the_same_result_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton lists models in no certain order, and the status reports no time of a probe."""
+    """Triton lists each version of a model, in no certain order; the status reports no time."""
     models = tuple(
         ModelIndexEntry(step.model_name, "1", state, "")
         for step, state in zip(target().graph.steps, ("READY", "LOADING", "READY"), strict=True)
     )
-    listed = [models, models[::-1]]
+    second = replace(models[0], version="2")
+    listed = [models, (second, *models[::-1])]
 
     async def looked(*_: object) -> ProbeResult:
         return ProbeResult(True, listed.pop())
 
     monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
     first = await probe_pod(target(), NOW)
-    second = await probe_pod(target(), NOW + dt.timedelta(seconds=30))
-    assert first == second == replace(first, is_reported=True)
+    later = await probe_pod(target(), NOW + dt.timedelta(seconds=30))
+    assert first == later == replace(first, is_reported=True)
     assert first != replace(first, models=first.models[:2])
 
 

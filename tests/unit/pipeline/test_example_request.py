@@ -128,6 +128,20 @@ def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so
     messages.check(warning.message)
 
 
+@pytest.mark.parametrize("health", [{}, {"text": "hello"}])
+def test_no_example_is_generated_for_an_input_of_very_many_texts(
+    messages: Messages, health: dict[str, Any]
+) -> None:
+    """A short resource would make the operator allocate each of them."""
+    most = own([{"name": "TEXT", "dataType": "STRING", "dims": [32, 32, -1]}], health=health)
+    assert example_of(most.pipeline, most.graph) is not None
+    subject = own([{"name": "TEXT", "dataType": "STRING", "dims": [2**24]}], health=health)
+    assert not subject.findings
+    assert example_of(subject.pipeline, subject.graph) is None
+    (warning,) = [item for item in subject.warnings if item.path == "spec.health.inputs"]
+    messages.check(warning.message)
+
+
 def test_a_text_for_a_pipeline_that_reads_more_has_no_effect_and_lint_says_so() -> None:
     subject = own([{"name": "X", "dataType": "FP32", "dims": [4]}], health={"text": "hello"})
     assert [item.path for item in subject.warnings if item.path == "spec.health.text"]

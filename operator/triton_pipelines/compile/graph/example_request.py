@@ -36,6 +36,8 @@ DEFAULT_TEXT = "Hello."
 # All arrays of an example together. A 1024 x 1024 FP32 image has 12 MiB. The operator builds the
 # arrays for every pod.
 EXAMPLE_BYTES_MAX = 16 * 1024**2
+# Elements of a text input in a generated request; one is usual. Each is an object in memory.
+GENERATED_TEXTS_MAX = 1024
 
 _NUMPY: Mapping[DataType, str] = {
     DataType.BOOL: "bool",
@@ -147,6 +149,12 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         return f"no example request can be generated for {', '.join(other)}"
     if not graph.required_inputs:
         return "the pipeline has no required input"
+    for tensor in graph.required_inputs:
+        if (texts := math.prod(_text_shape(tensor, graph))) > GENERATED_TEXTS_MAX:
+            return (
+                f"input '{tensor.name}' has {texts} elements, but an example request is generated "
+                f"for at most {GENERATED_TEXTS_MAX}"
+            )
     stateful = [repr(step.name) for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
@@ -348,5 +356,8 @@ def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
     """Return the text in the input's shape, with one element on each open axis."""
     import numpy as np
 
-    shape = [max(size, 1) for size in public_shape(tensor, graph)]
-    return np.full(shape, text.encode(), dtype=np.object_)
+    return np.full(_text_shape(tensor, graph), text.encode(), dtype=np.object_)
+
+
+def _text_shape(tensor: Tensor, graph: Graph) -> list[int]:
+    return [max(size, 1) for size in public_shape(tensor, graph)]

@@ -9,11 +9,12 @@ from typing import Any
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
 from triton_pipelines.compile.graph.effective_padding import MeasuredPadding
-from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
+from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
@@ -56,9 +57,12 @@ class CompiledPipeline:
     """Image of Triton in the revision's pods."""
 
     @cached_property
-    def example(self) -> ExampleRequest | None:
-        """The test inference of ready pods; ``None`` if they are probed for readiness only."""
-        return example_of(self.pipeline, self.graph)
+    def runs_inference(self) -> bool:
+        """Whether ready pods are verified by a test inference, and not by their readiness only."""
+        health = self.pipeline.spec.health
+        return health.inference is InferenceHealth.AUTO and not (
+            probe_blocker(self.pipeline, self.graph)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 from triton_pipelines.api.health import Health
 from triton_pipelines.cluster.work_queue import Key
 from triton_pipelines.compile.graph import Graph
-from triton_pipelines.compile.graph.example_request import ExampleRequest
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.triton.tls import TlsIdentity
 
 from .actions import soonest
@@ -126,7 +126,7 @@ class PodProbes:
         now, pipeline = self.clock(), compiled.pipeline
         pods = self._select(key, compiled, snapshot)
         known, hangs = self._results[key], self._hangs[key]
-        runs_inference = compiled.example is not None
+        runs_inference = compiled.runs_inference
 
         def seconds(pod: Pod) -> float:
             last, hang = known.get(pod.uid), hangs.get(pod.uid)
@@ -196,15 +196,17 @@ class PodProbes:
         now: dt.datetime,
     ) -> dict[str, asyncio.Task[Probe]]:
         """Start a probe of each pod; return them by pod uid."""
-        pipeline = compiled.pipeline
+        pipeline, graph = compiled.pipeline, compiled.graph
+        # It may be large, so it is not kept.
+        example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
         period = float(pipeline.spec.health.period_seconds)
         started = {}
         for pod in due:
             target = ProbeTarget(
                 pod,
-                compiled.graph,
+                graph,
                 self.derive(pipeline.metadata.uid, pod.revision),
-                compiled.example if pod.ready else None,
+                example if pod.ready else None,
                 trust.identity(pod),
             )
             started[pod.uid] = asyncio.create_task(self._probe_pod(key, target, period, now))

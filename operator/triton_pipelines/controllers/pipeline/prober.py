@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,11 +85,7 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
     return Probe(
         at=now,
         ensemble_ready=result.ensemble_ready,
-        models=tuple(
-            ModelState(model.name, model.state, model.reason[:REASON_CHARACTERS_MAX])
-            for model in sorted(result.models, key=lambda model: (model.name, model.state))
-            if model.name in expected
-        )[:MODELS_MAX],
+        models=_models(result, expected),
         # None: no test inference was run; only a result verifies a pod.
         inference_error="" if result.inference_ok or result.mismatch else failure,
         mismatch=(failure or "") if result.mismatch else "",
@@ -98,6 +95,17 @@ def _translate(target: ProbeTarget, now: dt.datetime, result: ProbeResult) -> Pr
         server_restarts=target.pod.server_restarts,
         shared_memory_full=result.shared_memory_full,
     )
+
+
+def _models(result: ProbeResult, expected: Collection[str]) -> tuple[ModelState, ...]:
+    """Return the distinct states of the expected models; Triton lists each version in any order."""
+    found = {
+        ModelState(model.name, model.state, model.reason[:REASON_CHARACTERS_MAX])
+        for model in result.models
+        if model.name in expected
+    }
+    order = sorted(found, key=lambda model: (model.name, model.state, model.reason))
+    return tuple(order[:MODELS_MAX])
 
 
 def example_note(rows: int) -> str:
