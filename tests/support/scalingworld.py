@@ -129,6 +129,18 @@ class Pod:
                     found.add(int(folder.name))
         return found
 
+    def processes(self) -> list[str]:
+        """Name, state and command line of each process of the server."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(folder.name)) == self.triton.pid:
+                    name, state = (folder / "status").read_text().splitlines()[0:3:2]
+                    command = (folder / "cmdline").read_bytes().decode(errors="replace")
+                    waits = (folder / "wchan").read_text()
+                    found.append(f"{folder.name} {name} {state} {waits} {command[-300:]}")
+        return found
+
     async def count(self, model: str = "tokenizer") -> int:
         """Instances as Triton tells them."""
         async with TritonClient(self.triton.grpc_address) as client:
@@ -333,7 +345,8 @@ async def until_count(place: World, low: int, high: int, deadline: float = DEADL
     except AssertionError as error:
         log = (place.pod.costs.parent / "triton.log").read_text(errors="replace")
         raise AssertionError(
-            f"{error}; the status is {await place.status()}; Triton's log ends with {log[-2000:]}"
+            f"{error}; the status is {await place.status()}; the processes are "
+            f"{place.pod.processes()}; Triton's log ends with {log[-2000:]}"
         ) from None
 
 

@@ -59,11 +59,13 @@ class Inspected:
     def __init__(self) -> None:
         self.roots: list[object] = []
         self.store = Store()
+        self.client: Client | None = None
 
     def build(self, services: Services) -> Reconcile:
         parts = composition.build_parts(services)
         queue = getattr(services.enqueue, "__self__", None)
         self.roots, self.store = [parts, services, queue], services.store
+        self.client = services.client
         return composition.start(parts, services)
 
     def figures(self, running: Running) -> Counter[str]:
@@ -164,6 +166,12 @@ async def come_and_go(client: Client, namespace: str, store: Store, number: int)
     await eventually(
         "no object is left", lambda: not any(map(store.count, WATCHED)), 180, every=0.5
     )
+
+
+async def fill_pool(client: Client) -> None:
+    """Open as many connections as the client ever does: it keeps them, whatever comes and goes."""
+    most = client.options.max_in_flight
+    await asyncio.gather(*(client.list(PODS) for _ in range(most)))
 
 
 async def settled_figures(inspected: Inspected, running: Running) -> Counter[str]:
