@@ -39,6 +39,9 @@ EXAMPLE_BYTES_MAX = 16 * 1024**2
 # Elements of a text input in a generated request; one is usual. Each is an object in memory.
 GENERATED_TEXTS_MAX = 1024
 
+# Triton sends the length of each text in front of it.
+_LENGTH_BYTES = 4
+
 _NUMPY: Mapping[DataType, str] = {
     DataType.BOOL: "bool",
     DataType.UINT8: "uint8",
@@ -137,6 +140,23 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
     )
 
 
+def example_bytes(pipeline: InferencePipeline, graph: Graph) -> int:
+    """Return the size of the request that :func:`example_of` would build, without building it.
+
+    The example must pass :func:`check_example`, or the pipeline have none.
+    """
+    health = pipeline.spec.health
+    if health.inputs:
+        types = {tensor.name: tensor.data_type for tensor in graph.inputs}
+        return sum(
+            _bytes(example, types[example.name], math.prod(example.shape))
+            for example in health.inputs
+            if example.name in types
+        )
+    texts = sum(math.prod(_text_shape(tensor, graph)) for tensor in graph.required_inputs)
+    return texts * (len((health.text or DEFAULT_TEXT).encode()) + _LENGTH_BYTES)
+
+
 def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
     """Return why pods are not probed with an inference although it is enabled; "" if they are."""
     health = pipeline.spec.health
@@ -206,10 +226,8 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             yield from _check_shape(example, tensor, graph, path)
             yield from _check_elements(example, tensor, path)
     yield from _check_rows(known, graph)
-    total = sum(
-        _bytes(example, tensor.data_type, math.prod(example.shape)) for example, tensor in known
-    )
-    if total > EXAMPLE_BYTES_MAX:
+    total = example_bytes(pipeline, graph)
+    if examples and total > EXAMPLE_BYTES_MAX:
         yield warning(
             "spec.health.inputs",
             f"the example request has {total} bytes, but at most {EXAMPLE_BYTES_MAX} bytes "
@@ -328,8 +346,7 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
 def _bytes(example: ExampleInput, data_type: DataType, elements: int) -> int:
     if data_type is not DataType.STRING:
         return elements * int(_element_type(data_type).itemsize)
-    # Each with its length in front.
-    size = sum(len(text.encode()) + 4 for text in example.data)
+    size = sum(len(text.encode()) + _LENGTH_BYTES for text in example.data)
     return size * elements if len(example.data) == 1 else size
 
 
@@ -345,10 +362,11 @@ def _array(example: ExampleInput, data_type: DataType) -> Array:
     import numpy as np
 
     values = [parse_element(text, data_type) for text in example.data]
+    flat = np.empty(math.prod(example.shape), dtype=_element_type(data_type))
     if len(values) == 1:
-        values *= math.prod(example.shape)
-    flat = np.empty(len(values), dtype=_element_type(data_type))
-    flat[:] = values
+        flat.fill(values[0])
+    else:
+        flat[:] = values
     return flat.reshape(example.shape)
 
 

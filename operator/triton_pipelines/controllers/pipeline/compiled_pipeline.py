@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
@@ -14,7 +14,7 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
 from triton_pipelines.compile.graph.effective_padding import MeasuredPadding
-from triton_pipelines.compile.graph.example_request import probe_blocker
+from triton_pipelines.compile.graph.example_request import example_bytes, probe_blocker
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
@@ -23,6 +23,9 @@ from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
 from . import padding_choices, ragged_fallback
 from .snapshot import Snapshot
+
+LARGE_EXAMPLE_BYTES: Final = 256 * 1024
+"""A probe has about four copies of its request: arrays, tensors, message and sent data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,12 @@ class CompiledPipeline:
         return health.inference is InferenceHealth.AUTO and not (
             probe_blocker(self.pipeline, self.graph)
         )
+
+    @cached_property
+    def has_large_example(self) -> bool:
+        """Whether the request of the test inference takes so much memory that few run at a time."""
+        size = example_bytes(self.pipeline, self.graph) if self.runs_inference else 0
+        return size > LARGE_EXAMPLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

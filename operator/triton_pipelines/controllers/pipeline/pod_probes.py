@@ -196,33 +196,38 @@ class PodProbes:
         now: dt.datetime,
     ) -> dict[str, asyncio.Task[Probe]]:
         """Start a probe of each pod; return them by pod uid."""
-        pipeline, graph = compiled.pipeline, compiled.graph
-        # It may be large, so it is not kept.
-        example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
-        period = float(pipeline.spec.health.period_seconds)
-        started = {}
-        for pod in due:
-            target = ProbeTarget(
-                pod,
-                graph,
-                self.derive(pipeline.metadata.uid, pod.revision),
-                example if pod.ready else None,
-                trust.identity(pod),
-            )
-            started[pod.uid] = asyncio.create_task(self._probe_pod(key, target, period, now))
+        started = {
+            pod.uid: asyncio.create_task(self._probe_pod(key, pod, compiled, trust, now))
+            for pod in due
+        }
         self._running[key].update(started)
         return started
 
+    def _target(self, pod: Pod, compiled: CompiledPipeline, trust: TlsTrust) -> ProbeTarget:
+        pipeline, graph = compiled.pipeline, compiled.graph
+        return ProbeTarget(
+            pod,
+            graph,
+            self.derive(pipeline.metadata.uid, pod.revision),
+            example_of(pipeline, graph) if pod.ready else None,
+            trust.identity(pod),
+        )
+
     async def _probe_pod(
-        self, key: Key, target: ProbeTarget, period: float, now: dt.datetime
+        self, key: Key, pod: Pod, compiled: CompiledPipeline, trust: TlsTrust, now: dt.datetime
     ) -> Probe:
-        """Probe a pod. Probes of one that hangs back off to every ``period`` seconds."""
-        pod, hang = target.pod, self._hangs[key].get(target.pod.uid)
+        """Probe a pod. Probes of one that hangs back off to every ``health.periodSeconds``."""
+        hang = self._hangs[key].get(pod.uid)
         result, seconds = await self._slots.run(
-            key[0], lambda: self.prober(target, now), has_hung=hang is not None
+            key[0],
+            # The example may be large, so it exists only while the probe runs.
+            lambda: self.prober(self._target(pod, compiled, trust), now),
+            has_hung=hang is not None,
+            is_large=pod.ready and compiled.has_large_example,
         )
         if result.error and seconds >= SLOT_SECONDS:
             count = hang.count + 1 if hang is not None else 1
+            period = float(compiled.pipeline.spec.health.period_seconds)
             rest = min(period, UNREADY_PROBE_SECONDS * 2.0 ** min(count - 1, 10))
             until = self.clock() + dt.timedelta(seconds=rest)
             self._hangs[key][pod.uid] = _Hang(count, until, pod.ready)

@@ -21,6 +21,9 @@ SLOTS_PER_NAMESPACE: Final = 8
 # For pods whose last probe hung, until the probe ends.
 HUNG_SLOTS: Final = 16
 HUNG_SLOTS_PER_NAMESPACE: Final = 4
+# For probes with a large example, until the probe ends: with 16 MiB, each takes about 64 MiB.
+LARGE_SLOTS: Final = 4
+LARGE_SLOTS_PER_NAMESPACE: Final = 1
 
 
 @dataclass(slots=True)
@@ -34,8 +37,17 @@ class ProbeSlots:
         default_factory=lambda: NamespaceSlots(HUNG_SLOTS, HUNG_SLOTS_PER_NAMESPACE)
     )
 
+    _large: NamespaceSlots = field(
+        default_factory=lambda: NamespaceSlots(LARGE_SLOTS, LARGE_SLOTS_PER_NAMESPACE)
+    )
+
     async def run(
-        self, namespace: str, probe: Callable[[], Awaitable[Probe]], *, has_hung: bool
+        self,
+        namespace: str,
+        probe: Callable[[], Awaitable[Probe]],
+        *,
+        has_hung: bool,
+        is_large: bool = False,
     ) -> tuple[Probe, float]:
         """Run a probe when there is a slot.
 
@@ -43,6 +55,7 @@ class ProbeSlots:
             namespace: The namespace of the pod.
             probe: Probes it.
             has_hung: Whether its last probe hung.
+            is_large: Whether its example request is large.
 
         Returns:
             The result, and the seconds that it took.
@@ -52,8 +65,9 @@ class ProbeSlots:
             begin = time.monotonic()
             return await probe(), time.monotonic() - begin
 
-        if has_hung:
-            async with self._hung.hold(namespace):
+        if is_large or has_hung:
+            slots = self._large if is_large else self._hung
+            async with slots.hold(namespace):
                 return await timed()
         async with self._slots.hold(namespace):
             task = asyncio.create_task(timed())
