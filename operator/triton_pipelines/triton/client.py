@@ -350,7 +350,9 @@ class TritonClient:
         if self._is_closed:
             # gRPC crashes the process if a method of a closed channel is used for the first time.
             raise translate(action, self.address, "CANCELLED", CLOSED)
-        return max(end - time.monotonic(), 0.001)
+        if (left := end - time.monotonic()) <= 0:
+            raise translate(action, self.address, "DEADLINE_EXCEEDED", "")
+        return left
 
     async def _call(
         self,
