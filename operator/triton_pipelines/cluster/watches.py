@@ -172,8 +172,8 @@ class ObjectEvents:
         self.observer.observe_event(resource)
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
-        # The API server limits the fields of its own kinds; those of a pipeline may come from an
-        # earlier definition of the resource.
+        # Schemas of the API server's own kinds have a fixed depth, apart from managedFields. A
+        # pipeline may have been stored before its schema had one.
         if resource == INFERENCE_PIPELINES and is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
             self.observer.observe_too_deep(resource)
             namespace, name = key_of(obj)

@@ -226,8 +226,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             yield from _check_shape(example, tensor, graph, path)
             yield from _check_elements(example, tensor, path)
     yield from _check_rows(known, graph)
-    total = example_bytes(pipeline, graph)
-    if examples and total > EXAMPLE_BYTES_MAX:
+    if examples and (total := example_bytes(pipeline, graph)) > EXAMPLE_BYTES_MAX:
         yield warning(
             "spec.health.inputs",
             f"the example request has {total} bytes, but at most {EXAMPLE_BYTES_MAX} bytes "
