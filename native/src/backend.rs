@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::slice;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::batch::{Answer, Batch, Refusal, caught};
 use crate::encoder::{Encoder, panic_message};
@@ -15,6 +16,7 @@ use crate::metrics::{Counters, Work, clock};
 use crate::regex_limits;
 use crate::request::{Response, c_string, checked, error, input_of, requested};
 use crate::settings::Settings;
+use crate::start::{Passed, Start};
 use crate::texts::Input;
 
 /// Version 1.19 is that of the oldest servers that the operator supports.
@@ -26,12 +28,20 @@ struct Model {
     names: Vec<CString>,
     encoder: Encoder,
     counters: Counters,
+    passed: Passed<Requests>,
 }
+
+/// Requests of a batch, which belong to the backend.
+struct Requests(Vec<*mut Handle>);
+
+// SAFETY: Triton's functions for requests may be called by any thread, one at a time.
+unsafe impl Send for Requests {}
 
 /// An instance, used by one thread at a time.
 struct Instance {
     model: Arc<Model>,
     batch: Batch,
+    start: Start,
 }
 
 /// Runs a function that Triton called; a failure or panic becomes an error for Triton.
@@ -91,7 +101,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut Handle) -> Er
         let names = settings.names.iter().map(|name| c_string(name)).collect();
         // SAFETY: the caller's promise.
         let counters = unsafe { counters_of(model)? };
-        let loaded = Box::new(Arc::new(Model { settings, names, encoder, counters }));
+        let passed = Passed::new();
+        let loaded = Box::new(Arc::new(Model { settings, names, encoder, counters, passed }));
         // SAFETY: Triton keeps the state until TRITONBACKEND_ModelFinalize.
         unsafe { checked(TRITONBACKEND_ModelSetState(model, Box::into_raw(loaded).cast())) }
     })
@@ -130,7 +141,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(instance: *mut Ha
         };
         let model = Arc::clone(model.ok_or("the model is not loaded")?);
         let batch = Batch::new(&model.encoder);
-        let created = Box::into_raw(Box::new(Instance { model, batch }));
+        let start = Start::new(Instant::now());
+        let created = Box::into_raw(Box::new(Instance { model, batch, start }));
         // SAFETY: Triton keeps the state until TRITONBACKEND_ModelInstanceFinalize.
         unsafe { checked(TRITONBACKEND_ModelInstanceSetState(instance, created.cast())) }
     })
@@ -174,10 +186,23 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     let Some(state) = state else {
         return error(ERROR_INTERNAL, "the instance is not initialized");
     };
-    let begin = Work::now();
     // From here on every request is answered and released, so this call succeeds.
-    execute(instance, state, requests);
-    state.model.counters.add(begin);
+    let model = Arc::clone(&state.model);
+    let mut next = Some(Requests(requests.to_vec()));
+    if model.settings.prefetches && state.start.passes(Instant::now()) {
+        next = next.and_then(|batch| model.passed.pass(batch));
+        if next.is_none() {
+            return null_mut();
+        }
+    }
+    model.passed.begin();
+    while let Some(Requests(requests)) = next {
+        let begin = Work::now();
+        execute(instance, state, &requests);
+        model.counters.add(begin);
+        next = model.passed.next();
+    }
+    state.start.executed(Instant::now());
     null_mut()
 }
 

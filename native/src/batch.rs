@@ -237,6 +237,7 @@ mod tests {
     fn settings(padding: Padding, truncation: Truncation) -> Settings {
         Settings {
             batched: true,
+            prefetches: true,
             names: vec!["TEXT".into()],
             padding,
             truncation,

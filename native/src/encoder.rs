@@ -376,6 +376,7 @@ mod tests {
     fn settings(kinds: &[Kind], names: &[&str], max_length: usize) -> Settings {
         Settings {
             batched: true,
+            prefetches: true,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             padding: Padding::Ragged,
             truncation: Truncation::LongestFirst,

@@ -11,6 +11,7 @@ pub mod pairs;
 pub mod regex_limits;
 pub mod row_limit;
 pub mod settings;
+pub mod start;
 pub mod texts;
 pub mod words;
 

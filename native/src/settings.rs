@@ -112,6 +112,8 @@ pub struct Output {
 pub struct Settings {
     /// Whether the model has a batch axis.
     pub batched: bool,
+    /// Whether Triton forms batches before an instance is free to execute them.
+    pub prefetches: bool,
     /// Input of the texts and, for pairs, that of the second ones.
     pub names: Vec<String>,
     /// How rows are padded.
@@ -154,6 +156,7 @@ impl Settings {
         }
         Ok(Self {
             batched: config["max_batch_size"].as_i64().unwrap_or(0) > 0,
+            prefetches: prefetches(&config["dynamic_batching"]),
             names,
             padding,
             truncation,
@@ -185,6 +188,21 @@ impl Settings {
             Padding::Ragged | Padding::Longest => longest,
         }
     }
+}
+
+/// Returns whether Triton forms batches ahead: not with priorities or a queue policy
+/// (`support_prefetching_` in scheduler_utils.cc).
+fn prefetches(batching: &Value) -> bool {
+    let policy = &batching["default_queue_policy"];
+    [
+        &batching["priority_levels"],
+        &policy["default_timeout_microseconds"],
+        &policy["allow_timeout_override"],
+        &policy["max_queue_size"],
+    ]
+    .iter()
+    // Triton writes 64-bit integers as numbers or texts.
+    .all(|value| matches!(value.to_string().trim_matches('"'), "null" | "0" | "false"))
 }
 
 struct Parameters<'a>(BTreeMap<&'a str, &'a str>);
@@ -373,6 +391,30 @@ mod tests {
         assert!(read.batched && !read.pairs() && read.has(Kind::InputIds));
         assert_eq!(read.outputs[0].integer.size(), 4);
         assert_eq!(read.file, "tokenizer.json");
+    }
+
+    #[test]
+    fn a_queue_policy_or_priorities_keep_triton_from_forming_batches_ahead() {
+        for (batching, expected) in [
+            (serde_json::json!(null), true),
+            (serde_json::json!({"max_queue_delay_microseconds": "100"}), true),
+            (
+                serde_json::json!({"priority_levels": "0", "default_queue_policy": {
+                    "allow_timeout_override": false, "max_queue_size": 0,
+                    "default_timeout_microseconds": 0,
+                }}),
+                true,
+            ),
+            (serde_json::json!({"priority_levels": "2"}), false),
+            (serde_json::json!({"default_queue_policy": {"max_queue_size": 8}}), false),
+            (serde_json::json!({"default_queue_policy": {"allow_timeout_override": true}}), false),
+            (
+                serde_json::json!({"default_queue_policy": {"default_timeout_microseconds": "9"}}),
+                false,
+            ),
+        ] {
+            assert_eq!(prefetches(&batching), expected, "{batching}");
+        }
     }
 
     #[test]

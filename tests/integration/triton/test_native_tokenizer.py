@@ -70,6 +70,7 @@ class Steps:
         data_type: str = "TYPE_INT64",
         known: int | None = None,
         delay_us: int = 0,
+        max_batch: int = 64,
     ) -> None:
         self.name = f"tokenizer{next(NUMBERS)}"
         self.names = ["TEXT", "OTHER"] if "text_pair" in parameters else ["TEXT"]
@@ -79,6 +80,7 @@ class Steps:
             for key, quoted in ((key, json.dumps(value)) for key, value in values.items())
         ]
         text = config(self.name, outputs, self.names, data_type) + "\n".join(lines)
+        text = text.replace("max_batch_size: 64", f"max_batch_size: {max_batch}")
         if delay_us:
             queue = f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} }}"
             text = text.replace("dynamic_batching { }", queue)
@@ -95,7 +97,7 @@ class Steps:
         self._arguments = (
             version.parent,
             {
-                "max_batch_size": 64,
+                "max_batch_size": max_batch,
                 "input": [{"name": one, "data_type": "TYPE_STRING"} for one in self.names],
                 "output": [{"name": one, "data_type": data_type} for one in outputs],
             },
@@ -372,3 +374,30 @@ async def test_a_changed_count_is_in_force_at_once_and_fails_nothing(server: Loc
             await asyncio.sleep(0)
         stop.set()
         assert min(await asyncio.gather(*clients)) > 0
+
+
+async def test_instances_are_added_while_requests_wait(server: LocalTriton) -> None:
+    """Triton gives a new instance each batch that waits before it initializes the instance."""
+    steps = Steps(server, tinymodel.tokenizer(), {"length": "Lengths"}, {}, max_batch=1)
+    words = ("".join(random.Random(number).choices("abcdef", k=12)) for number in range(30_000))
+    request = {"TEXT": texts(" ".join(words))}
+    async with TritonClient(server.grpc_address, deadline_s=60) as client:
+        assert await steps.load(client) is None
+        config = await client.model_config(steps.name)
+        config.instance_group[0].count = 4
+        expected, stop = steps.expected(request), asyncio.Event()
+        assert not isinstance(expected, NativeError)
+
+        async def ask() -> None:
+            while not stop.is_set():
+                answer = await client.infer(steps.name, request)
+                assert difference(expected, answer) is None
+
+        # More than the instances and what Triton keeps ready for them.
+        clients = [asyncio.create_task(ask()) for _ in range(24)]
+        load = asyncio.create_task(client.load_model(steps.name, json_format.MessageToJson(config)))
+        done, _ = await asyncio.wait([load], timeout=20)
+        stop.set()
+        await asyncio.gather(load, *clients)
+        assert done, "the change waited for the last request"
+        assert await client.instance_count(steps.name) == 4

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -186,6 +186,20 @@ async def test_a_load_without_an_answer_is_watched_and_never_sent_again() -> Non
     outcome = await change_count("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
     assert outcome.pods["pod"].result is PodResult.VERIFIED
     assert pod.log == ["pod 2"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "result"), [(True, PodResult.VERIFIED), (False, PodResult.UNKNOWN)]
+)
+async def test_a_load_is_watched_for_longer_while_requests_wait(
+    waiting: bool, result: PodResult
+) -> None:
+    pod = FakePod("pod", silent=True, late=8)
+    (target,) = targets(pod)
+    target = replace(target, is_waited_for=lambda: waiting)
+    pace = replace(PACE, settle=0.02, overload=5.0)
+    outcome = await change_count("tokenizer", "sentiment", 2, [target], pace=pace)
+    assert outcome.pods["pod"].result is result
 
 
 async def test_an_ensemble_that_comes_back_within_its_time_is_no_fault() -> None:

@@ -10,6 +10,9 @@ Growth runs in several pods at a time, removal in one after the other. Why a cha
   readiness of step and ensemble, and by a test inference, which alone detects a dead process.
 - A load whose deadline passed continues in the server; it is watched and never sent again: of two
   loads the last one wins.
+- A growth takes effect at once, but its load ends only when no request waits for the step: a new
+  instance of a Python model executes what waits before Triton initializes it (rate_limiter.cc,
+  DequeuePayload; measured). So a growth is not given up while requests wait.
 - A rejected growth leaves the old instances serving. A step is never unloaded, since that would
   unload the ensemble.
 """
@@ -32,6 +35,8 @@ LOAD_PER_REMOVAL_S: Final = 1.5
 # How long a load whose deadline passed is watched, and how often.
 SETTLE_S: Final = 60.0
 SETTLE_POLL_S: Final = 0.5
+# The same while requests wait for the step.
+OVERLOAD_S: Final = 540.0
 # The ensemble is validated again after each change of a step; it is back within milliseconds
 # (measured: clients saw no gap).
 VERIFY_S: Final = 10.0
@@ -104,6 +109,8 @@ class PodTarget:
     """Returns the config that it runs (JSON) with the given count."""
     count: int
     """The count that it has."""
+    is_waited_for: Callable[[], bool] = lambda: False
+    """Returns whether requests wait for the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,8 @@ class Pace:
     """Added to it for each removed instance."""
     settle: float = SETTLE_S
     """How long a load whose deadline passed is watched."""
+    overload: float = OVERLOAD_S
+    """The same while requests wait for the step."""
     settle_poll: float = SETTLE_POLL_S
     """Time between two queries of the count meanwhile."""
     verify: float = VERIFY_S
@@ -287,8 +296,8 @@ async def _reported_count(model: str, target: PodTarget) -> int:
 
 async def _is_count_reached(model: str, count: int, target: PodTarget, pace: Pace) -> bool:
     """Return whether a change whose call was not answered takes effect after all."""
-    end = time.monotonic() + pace.settle
-    while time.monotonic() < end:
+    begin = time.monotonic()
+    while time.monotonic() - begin < (pace.overload if target.is_waited_for() else pace.settle):
         try:
             if await target.control.count(model) == count:
                 return True

@@ -99,6 +99,8 @@ class PipelineScalingState:
     """What is published for the pipeline controller."""
     memory: ScalingState | None = None
     """The control law's state; ``None`` before the first decision."""
+    waited_for: frozenset[str] = frozenset()
+    """Steps for which requests wait, by the last decision."""
     pods: tuple[Pod, ...] = ()
     """Pods that serve and whose configs are known."""
     all_pods: tuple[Pod, ...] = ()

@@ -134,5 +134,13 @@ def known_targets(
             continue
         if step in known.counts and step in configs:
             config = pipeline_state.config_with(configs[step])
-            targets.append(PodTarget(pod.name, control(pod), config, known.counts[step]))
+            targets.append(
+                PodTarget(
+                    pod.name,
+                    control(pod),
+                    config,
+                    known.counts[step],
+                    lambda: step in state.waited_for,
+                )
+            )
     return targets

@@ -1,0 +1,192 @@
+//! Lets a new instance start while requests wait.
+//!
+//! Triton initializes an instance on the thread that also executes its batches, and that thread
+//! takes a batch of the model whenever one waits (`DequeuePayload` in Triton's rate_limiter.cc).
+//! While more requests arrive than the instances can process, one always waits: the new instance
+//! executes batches, but the request that loads the model does not return, and no further instance
+//! can be added. For a moment, a new instance therefore passes its batches on to the others, so that
+//! its thread finds nothing that waits.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long after its creation an instance passes batches on. Triton initializes it at once; the
+/// rest is for servers whose threads wait for a core.
+const NEW: Duration = Duration::from_secs(10);
+/// Time from one execution to the next from which on no batch has waited. Without one that waits,
+/// Triton needs the time to form one, or to initialize the instance.
+const IDLE: Duration = Duration::from_micros(500);
+/// How long batches are passed on: Triton needs two moments without a batch that waits, and other
+/// threads have to run in between.
+const PASSING: Duration = Duration::from_millis(50);
+/// Time from one such period to the next, so that the instance mostly executes.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Says when an instance passes batches on. Pure; the clock is passed in.
+#[derive(Debug)]
+pub struct Start {
+    created: Instant,
+    passing: Option<Instant>,
+    executed: Option<Instant>,
+}
+
+impl Start {
+    /// Returns that of an instance created now.
+    pub fn new(now: Instant) -> Self {
+        Self { created: now, passing: None, executed: None }
+    }
+
+    /// Returns whether a batch that Triton gives the instance now is to be passed on.
+    ///
+    /// The first batches are, and later those of a period that begins with one that waited.
+    pub fn passes(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.created) >= NEW {
+            return false;
+        }
+        let since = self.passing.map(|begin| now.duration_since(begin));
+        if since.is_some_and(|since| since < PASSING) {
+            return true;
+        }
+        let waited = self.executed.is_some_and(|end| now.duration_since(end) < IDLE);
+        let begins = since.is_none_or(|since| since >= PERIOD && waited);
+        if begins {
+            self.passing = Some(now);
+        }
+        begins
+    }
+
+    /// Records the end of an execution.
+    pub fn executed(&mut self, now: Instant) {
+        self.executed = Some(now);
+    }
+}
+
+/// Batches of one model that were passed on, oldest first.
+#[derive(Debug)]
+pub struct Passed<T>(Mutex<State<T>>);
+
+#[derive(Debug)]
+struct State<T> {
+    batches: VecDeque<T>,
+    executing: usize,
+}
+
+impl<T> Passed<T> {
+    /// Returns an empty one.
+    pub fn new() -> Self {
+        Self(Mutex::new(State { batches: VecDeque::new(), executing: 0 }))
+    }
+
+    /// Passes a batch on to the instances that execute; returns it if none does.
+    pub fn pass(&self, batch: T) -> Option<T> {
+        let mut state = self.lock();
+        if state.executing == 0 {
+            return Some(batch);
+        }
+        state.batches.push_back(batch);
+        None
+    }
+
+    /// Begins to execute. [`Passed::next`] has to be called until it returns `None`.
+    pub fn begin(&self) {
+        self.lock().executing += 1;
+    }
+
+    /// Returns the next batch to execute; without one, the instance executes no longer.
+    pub fn next(&self) -> Option<T> {
+        let mut state = self.lock();
+        let next = state.batches.pop_front();
+        if next.is_none() {
+            state.executing -= 1;
+        }
+        next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(5);
+    const AT_ONCE: Duration = Duration::from_micros(20);
+
+    #[test]
+    fn batches_are_passed_on_for_a_moment() {
+        let begin = Instant::now();
+        let mut start = Start::new(begin);
+        let first = begin + TICK;
+        assert!(start.passes(first));
+        assert!(start.passes(first + TICK));
+        assert!(!start.passes(first + PASSING));
+        start.executed(first + PASSING + TICK);
+        assert!(!start.passes(first + PASSING + TICK + AT_ONCE), "it executes in between");
+        start.executed(first + PERIOD);
+        assert!(start.passes(first + PERIOD + AT_ONCE), "a batch waited");
+        assert!(start.passes(first + PERIOD + TICK), "also those that come later");
+        assert!(!start.passes(first + PERIOD + AT_ONCE + PASSING));
+    }
+
+    #[test]
+    fn later_nothing_is_passed_on_if_no_batch_waits() {
+        let begin = Instant::now();
+        let mut start = Start::new(begin);
+        assert!(start.passes(begin));
+        for at in (50..9_000).step_by(5).map(|at| begin + Duration::from_millis(at)) {
+            start.executed(at - IDLE);
+            assert!(!start.passes(at));
+        }
+    }
+
+    #[test]
+    fn an_old_instance_executes_everything() {
+        let begin = Instant::now();
+        let mut start = Start::new(begin);
+        start.executed(begin + NEW);
+        assert!(!start.passes(begin + NEW + AT_ONCE));
+    }
+
+    #[test]
+    fn a_batch_is_passed_on_to_an_instance_that_executes() {
+        let passed = Passed::new();
+        assert_eq!(passed.pass(1), Some(1), "nobody would execute it");
+        passed.begin();
+        assert_eq!(passed.pass(2), None);
+        assert_eq!(passed.pass(3), None);
+        assert_eq!(passed.next(), Some(2));
+        assert_eq!(passed.next(), Some(3));
+        assert_eq!(passed.next(), None);
+        assert_eq!(passed.pass(4), Some(4), "it executes no longer");
+    }
+
+    #[test]
+    fn no_batch_is_lost_between_threads() {
+        let (passed, executed) = (Passed::new(), AtomicUsize::new(0));
+        let (threads, batches) = (4, 20_000);
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (passed, executed) = (&passed, &executed);
+                scope.spawn(move || {
+                    for batch in 0..batches {
+                        let starts = batch % threads != thread;
+                        let kept = if starts { passed.pass(batch) } else { Some(batch) };
+                        let Some(batch) = kept else { continue };
+                        passed.begin();
+                        let mut next = Some(batch);
+                        while next.is_some() {
+                            executed.fetch_add(1, Ordering::Relaxed);
+                            next = passed.next();
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(executed.into_inner(), threads * batches);
+    }
+}
