@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::slice;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crate::batch::{Answer, Batch, Refusal, caught};
@@ -16,7 +17,7 @@ use crate::metrics::{Counters, Work, clock};
 use crate::regex_limits;
 use crate::request::{Response, c_string, checked, error, input_of, requested};
 use crate::settings::Settings;
-use crate::start::{Passed, Start};
+use crate::start::{Attempt, Executors, Passed, Start};
 use crate::texts::Input;
 
 /// Version 1.19 is that of the oldest servers that the operator supports.
@@ -37,11 +38,56 @@ struct Requests(Vec<*mut Handle>);
 // SAFETY: Triton's functions for requests may be called by any thread, one at a time.
 unsafe impl Send for Requests {}
 
+/// An instance of Triton.
+struct InstanceHandle(*mut Handle);
+
+// SAFETY: Triton's functions for statistics may be called by several threads at once.
+unsafe impl Send for InstanceHandle {}
+
 /// An instance, used by one thread at a time.
 struct Instance {
     model: Arc<Model>,
     batch: Batch,
     start: Start,
+    executors: Arc<Executors>,
+    stand_in: Option<JoinHandle<()>>,
+}
+
+impl Instance {
+    /// Starts a thread that executes passed batches. If that fails, the other instances do so.
+    fn start_stand_in(&mut self, instance: *mut Handle) {
+        self.join_stand_in();
+        let (model, handle) = (Arc::clone(&self.model), InstanceHandle(instance));
+        let executors = Arc::clone(&self.executors);
+        let started = thread::Builder::new().name("tokenizer".into()).spawn(move || {
+            let handle = handle;
+            // As on a thread of Triton, a panic ends the server: requests would get no answer.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                let mut batch = Batch::new(&model.encoder);
+                while let Some(requests) = model.passed.next_of_stand_in(&executors) {
+                    execute(handle.0, &model, &mut batch, &requests);
+                }
+            }))
+            .map_err(|_| std::process::abort());
+        });
+        match started {
+            Ok(thread) => self.stand_in = Some(thread),
+            Err(_) => self.executors.stand_in_failed(),
+        }
+    }
+
+    /// Waits for the thread, which uses the library and the instance until it ends.
+    fn join_stand_in(&mut self) {
+        if let Some(thread) = self.stand_in.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.join_stand_in();
+    }
 }
 
 /// Runs a function that Triton called; a failure or panic becomes an error for Triton.
@@ -141,8 +187,9 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(instance: *mut Ha
         };
         let model = Arc::clone(model.ok_or("the model is not loaded")?);
         let batch = Batch::new(&model.encoder);
-        let start = Start::new(Instant::now());
-        let created = Box::into_raw(Box::new(Instance { model, batch, start }));
+        let (start, executors) = (Start::new(Instant::now()), Arc::default());
+        let created = Instance { model, batch, start, executors, stand_in: None };
+        let created = Box::into_raw(Box::new(created));
         // SAFETY: Triton keeps the state until TRITONBACKEND_ModelInstanceFinalize.
         unsafe { checked(TRITONBACKEND_ModelInstanceSetState(instance, created.cast())) }
     })
@@ -188,37 +235,48 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     };
     // From here on every request is answered and released, so this call succeeds.
     let model = Arc::clone(&state.model);
-    let mut next = Some(Requests(requests.to_vec()));
-    if model.settings.prefetches && state.start.passes(Instant::now()) {
-        next = next.and_then(|batch| model.passed.pass(batch));
-        if next.is_none() {
+    let requests = Requests(requests.to_vec());
+    let passes = model.settings.prefetches && state.start.passes(Instant::now());
+    let attempt = match passes {
+        true => model.passed.pass(requests, &state.executors),
+        false => Attempt::Kept(requests),
+    };
+    let mut next = match attempt {
+        Attempt::Kept(requests) => Some(requests),
+        Attempt::Passed => return null_mut(),
+        Attempt::PassedWithoutStandIn => {
+            state.start_stand_in(instance);
             return null_mut();
         }
-    }
-    model.passed.begin();
-    while let Some(Requests(requests)) = next {
-        let begin = Work::now();
-        execute(instance, state, &requests);
-        model.counters.add(begin);
-        next = model.passed.next();
+    };
+    model.passed.begin(&state.executors);
+    while let Some(requests) = next {
+        execute(instance, &model, &mut state.batch, &requests);
+        next = model.passed.next(&state.executors);
     }
     state.start.executed(Instant::now());
     null_mut()
 }
 
-fn execute(handle: *mut Handle, instance: &mut Instance, requests: &[*mut Handle]) {
+/// Answers and releases the requests of a batch.
+fn execute(handle: *mut Handle, model: &Model, batch: &mut Batch, requests: &Requests) {
+    let begin = Work::now();
+    answer(handle, model, batch, &requests.0);
+    model.counters.add(begin);
+}
+
+fn answer(handle: *mut Handle, model: &Model, batch: &mut Batch, requests: &[*mut Handle]) {
     let start = now();
-    let model = Arc::clone(&instance.model);
-    instance.batch.clear();
-    let spans = requests.iter().map(|request| tokenize(&model, &mut instance.batch, *request));
+    batch.clear();
+    let spans = requests.iter().map(|request| tokenize(model, batch, *request));
     let spans: Vec<Result<Span, Refusal>> = spans.collect();
     let rows: usize = spans.iter().map(|span| span.as_ref().map_or(1, |span| span.rows)).sum();
-    let answers = instance.batch.answers(&model.settings, spans);
+    let answers = batch.answers(&model.settings, spans);
     let computed = now();
     let answered: Vec<bool> = requests
         .iter()
         .zip(answers)
-        .map(|(request, answer)| respond(&model, &instance.batch, *request, answer))
+        .map(|(request, answer)| respond(model, batch, *request, answer))
         .collect();
     let end = now();
     for (request, success) in requests.iter().zip(answered) {
@@ -233,12 +291,12 @@ fn execute(handle: *mut Handle, instance: &mut Instance, requests: &[*mut Handle
             log(LOG_ERROR, &format!("native tokenizer: a request was not released: {message}"));
         }
     }
-    let batch = if model.settings.batched { rows } else { requests.len() };
+    let size = if model.settings.batched { rows } else { requests.len() };
     // SAFETY: the instance is the one that executes.
     let _ = unsafe {
         checked(TRITONBACKEND_ModelInstanceReportBatchStatistics(
             handle,
-            batch as u64,
+            size as u64,
             start,
             start,
             computed,

@@ -5,9 +5,11 @@
 //! While more requests arrive than the instances can process, one always waits: the new instance
 //! executes batches, but the request that loads the model does not return, and no further instance
 //! can be added. For a moment, a new instance therefore passes its batches on to the others, so that
-//! its thread finds nothing that waits.
+//! its thread finds nothing that waits. Meanwhile, a stand-in executes passed batches in its place:
+//! Triton has nothing left for the instance, and would leave it idle until the next request.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -62,6 +64,32 @@ impl Start {
     }
 }
 
+/// Who executes batches for an instance. Both are read and written only by [`Passed`].
+#[derive(Debug, Default)]
+pub struct Executors {
+    own: AtomicBool,
+    stand_in: AtomicBool,
+}
+
+impl Executors {
+    /// Records that no stand-in could be started.
+    pub fn stand_in_failed(&self) {
+        self.stand_in.store(false, Ordering::Relaxed);
+    }
+}
+
+/// What became of a batch that an instance wants to pass on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Attempt<T> {
+    /// No other instance executes, so the batch is returned.
+    Kept(T),
+    /// It was passed on.
+    Passed,
+    /// The same, and the instance has no stand-in: one is to be started, which has to call
+    /// [`Passed::next_of_stand_in`] until that returns `None`.
+    PassedWithoutStandIn,
+}
+
 /// Batches of one model that were passed on, oldest first.
 #[derive(Debug)]
 pub struct Passed<T>(Mutex<State<T>>);
@@ -69,6 +97,7 @@ pub struct Passed<T>(Mutex<State<T>>);
 #[derive(Debug)]
 struct State<T> {
     batches: VecDeque<T>,
+    /// Instances that execute. Stand-ins do not count: if one fails, no batch is lost.
     executing: usize,
 }
 
@@ -78,27 +107,44 @@ impl<T> Passed<T> {
         Self(Mutex::new(State { batches: VecDeque::new(), executing: 0 }))
     }
 
-    /// Passes a batch on to the instances that execute; returns it if none does.
-    pub fn pass(&self, batch: T) -> Option<T> {
+    /// Passes a batch on to the instances that execute, if one does.
+    pub fn pass(&self, batch: T, executors: &Executors) -> Attempt<T> {
         let mut state = self.lock();
         if state.executing == 0 {
-            return Some(batch);
+            return Attempt::Kept(batch);
         }
         state.batches.push_back(batch);
-        None
+        match executors.stand_in.swap(true, Ordering::Relaxed) {
+            true => Attempt::Passed,
+            false => Attempt::PassedWithoutStandIn,
+        }
     }
 
     /// Begins to execute. [`Passed::next`] has to be called until it returns `None`.
-    pub fn begin(&self) {
-        self.lock().executing += 1;
+    pub fn begin(&self, executors: &Executors) {
+        let mut state = self.lock();
+        state.executing += 1;
+        executors.own.store(true, Ordering::Relaxed);
     }
 
     /// Returns the next batch to execute; without one, the instance executes no longer.
-    pub fn next(&self) -> Option<T> {
+    pub fn next(&self, executors: &Executors) -> Option<T> {
         let mut state = self.lock();
         let next = state.batches.pop_front();
         if next.is_none() {
             state.executing -= 1;
+            executors.own.store(false, Ordering::Relaxed);
+        }
+        next
+    }
+
+    /// Returns the next batch for the stand-in of an instance; none if the instance itself executes.
+    pub fn next_of_stand_in(&self, executors: &Executors) -> Option<T> {
+        let mut state = self.lock();
+        let own = executors.own.load(Ordering::Relaxed);
+        let next = if own { None } else { state.batches.pop_front() };
+        if next.is_none() {
+            executors.stand_in.store(false, Ordering::Relaxed);
         }
         next
     }
@@ -110,7 +156,7 @@ impl<T> Passed<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
@@ -154,15 +200,30 @@ mod tests {
 
     #[test]
     fn a_batch_is_passed_on_to_an_instance_that_executes() {
-        let passed = Passed::new();
-        assert_eq!(passed.pass(1), Some(1), "nobody would execute it");
-        passed.begin();
-        assert_eq!(passed.pass(2), None);
-        assert_eq!(passed.pass(3), None);
-        assert_eq!(passed.next(), Some(2));
-        assert_eq!(passed.next(), Some(3));
-        assert_eq!(passed.next(), None);
-        assert_eq!(passed.pass(4), Some(4), "it executes no longer");
+        let (passed, new, old) = (Passed::new(), Executors::default(), Executors::default());
+        assert_eq!(passed.pass(1, &new), Attempt::Kept(1), "nobody would execute it");
+        passed.begin(&old);
+        assert_eq!(passed.pass(2, &new), Attempt::PassedWithoutStandIn);
+        assert_eq!(passed.pass(3, &new), Attempt::Passed);
+        assert_eq!(passed.next(&old), Some(2));
+        assert_eq!(passed.next(&old), Some(3));
+        assert_eq!(passed.next(&old), None);
+        assert_eq!(passed.pass(4, &new), Attempt::Kept(4), "it executes no longer");
+    }
+
+    #[test]
+    fn a_stand_in_executes_until_the_instance_does() {
+        let (passed, new, old) = (Passed::new(), Executors::default(), Executors::default());
+        passed.begin(&old);
+        assert_eq!(passed.pass(1, &new), Attempt::PassedWithoutStandIn);
+        assert_eq!(passed.next_of_stand_in(&new), Some(1));
+        assert_eq!(passed.next_of_stand_in(&new), None);
+        assert_eq!(passed.pass(2, &new), Attempt::PassedWithoutStandIn, "it had ended");
+        assert_eq!(passed.pass(3, &new), Attempt::Passed);
+        passed.begin(&new);
+        assert_eq!(passed.next_of_stand_in(&new), None, "the instance executes itself");
+        assert_eq!(passed.next(&new), Some(2));
+        assert_eq!(passed.next(&old), Some(3));
     }
 
     #[test]
@@ -173,20 +234,32 @@ mod tests {
             for thread in 0..threads {
                 let (passed, executed) = (&passed, &executed);
                 scope.spawn(move || {
-                    for batch in 0..batches {
-                        let starts = batch % threads != thread;
-                        let kept = if starts { passed.pass(batch) } else { Some(batch) };
-                        let Some(batch) = kept else { continue };
-                        passed.begin();
-                        let mut next = Some(batch);
+                    let executors = Executors::default();
+                    for batch in (0..batches).filter(|batch| batch % threads == thread) {
+                        let kept = if batch % 3 == 0 {
+                            Attempt::Kept(batch)
+                        } else {
+                            passed.pass(batch, &executors)
+                        };
+                        let mut next = match kept {
+                            Attempt::Kept(batch) => Some(batch),
+                            Attempt::Passed => continue,
+                            Attempt::PassedWithoutStandIn => {
+                                while passed.next_of_stand_in(&executors).is_some() {
+                                    executed.fetch_add(1, Ordering::Relaxed);
+                                }
+                                continue;
+                            }
+                        };
+                        passed.begin(&executors);
                         while next.is_some() {
                             executed.fetch_add(1, Ordering::Relaxed);
-                            next = passed.next();
+                            next = passed.next(&executors);
                         }
                     }
                 });
             }
         });
-        assert_eq!(executed.into_inner(), threads * batches);
+        assert_eq!(executed.into_inner(), batches);
     }
 }

@@ -9,15 +9,18 @@ import asyncio
 import itertools
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from google.protobuf import json_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
 from e2e.models import tree
@@ -401,3 +404,31 @@ async def test_instances_are_added_while_requests_wait(server: LocalTriton) -> N
         await asyncio.gather(load, *clients)
         assert done, "the change waited for the last request"
         assert await client.instance_count(steps.name) == 4
+
+
+async def test_new_instances_execute_requests_that_arrive_at_once(server: LocalTriton) -> None:
+    """A new instance has nothing to execute after it passed on all that waits."""
+    steps = Steps(server, tinymodel.tokenizer(), {"length": "Lengths"}, {}, max_batch=1)
+    words = ("".join(random.Random(number).choices("abcdef", k=12)) for number in range(20_000))
+    request = {"TEXT": texts(" ".join(words))}
+    async with TritonClient(server.grpc_address, deadline_s=60) as client:
+        assert await steps.load(client) is None
+        config = await client.model_config(steps.name)
+        config.instance_group[0].count = 2
+        await client.load_model(steps.name, json_format.MessageToJson(config))
+        begin, busy = time.monotonic(), busy_s(server, steps.name)
+        await asyncio.gather(*(client.infer(steps.name, request) for _ in range(40)))
+        elapsed = time.monotonic() - begin
+        assert busy_s(server, steps.name) - busy > 1.4 * elapsed, "one instance executed nearly all"
+
+
+def busy_s(server: LocalTriton, model: str) -> float:
+    """Return how long the instances executed batches, in seconds."""
+    page = httpx.get(server.metrics_url, trust_env=False).text
+    samples = (
+        sample
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith("tritonpipe_step_busy_us") and sample.labels["model"] == model
+    )
+    return sum(sample.value for sample in samples) / 1e6
