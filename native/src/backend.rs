@@ -15,7 +15,7 @@ use crate::ffi::*;
 use crate::layout::Span;
 use crate::metrics::{Counters, Work, clock};
 use crate::regex_limits;
-use crate::request::{Response, c_string, checked, error, input_of, requested};
+use crate::request::{Response, c_string, checked, error, input_of, is_cancelled, requested};
 use crate::settings::Settings;
 use crate::start::{Attempt, Executors, Passed, Start};
 use crate::texts::Input;
@@ -308,6 +308,11 @@ fn answer(handle: *mut Handle, model: &Model, batch: &mut Batch, requests: &[*mu
 /// Tokenizes the texts of one request.
 fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Span, Refusal> {
     caught(|| {
+        // Triton looks for cancelled requests only before it forms a batch, and a passed batch may
+        // have waited since. SAFETY: the request is released after its batch.
+        if unsafe { is_cancelled(request) }.map_err(Refusal::tokenizer)? {
+            return Err(Refusal::cancelled());
+        }
         let mut contents = Vec::with_capacity(2);
         for name in &model.names {
             // SAFETY: the request is released after its batch.

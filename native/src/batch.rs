@@ -19,6 +19,8 @@ pub enum Blame {
     Client,
     /// The tokenizer: an internal error.
     Tokenizer,
+    /// Nobody: the client no longer waits for the answer.
+    Cancelled,
 }
 
 /// Why a request gets an error.
@@ -39,6 +41,11 @@ impl Refusal {
     /// Returns an error of the tokenizer.
     pub fn tokenizer(message: String) -> Self {
         Self { message, blame: Blame::Tokenizer }
+    }
+
+    /// Returns the error of a request that was cancelled.
+    pub fn cancelled() -> Self {
+        Self { message: "the request was cancelled".into(), blame: Blame::Cancelled }
     }
 }
 

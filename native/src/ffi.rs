@@ -12,6 +12,7 @@ pub type Error = *mut Handle;
 pub const ERROR_INTERNAL: i32 = 1;
 pub const ERROR_INVALID_ARG: i32 = 3;
 pub const ERROR_UNSUPPORTED: i32 = 5;
+pub const ERROR_CANCELLED: i32 = 7;
 pub const LOG_INFO: i32 = 0;
 pub const LOG_ERROR: i32 = 2;
 pub const MEMORY_GPU: i32 = 2;
@@ -104,6 +105,7 @@ unsafe extern "C" {
         compute_end: u64,
         end: u64,
     ) -> Error;
+    pub fn TRITONBACKEND_RequestIsCancelled(request: *mut Handle, cancelled: *mut bool) -> Error;
     pub fn TRITONBACKEND_RequestInput(
         request: *mut Handle,
         name: *const c_char,

@@ -37,6 +37,17 @@ pub fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
+/// Returns whether the client no longer waits for the answer.
+///
+/// # Safety
+/// `request` is a request that is not released.
+pub unsafe fn is_cancelled(request: *mut Handle) -> Result<bool, String> {
+    let mut cancelled = false;
+    // SAFETY: the pointer is valid for the call, and `request` is the caller's promise.
+    unsafe { checked(TRITONBACKEND_RequestIsCancelled(request, &mut cancelled)) }?;
+    Ok(cancelled)
+}
+
 /// Content of one input tensor.
 pub struct InputContent<'a> {
     /// Shape, the batch axis included.
@@ -226,6 +237,7 @@ impl Response {
             let code = match refusal.blame {
                 Blame::Client => ERROR_INVALID_ARG,
                 Blame::Tokenizer => ERROR_INTERNAL,
+                Blame::Cancelled => ERROR_CANCELLED,
             };
             error(code, &refusal.message)
         });

@@ -264,6 +264,15 @@ pub extern "C" fn TRITONBACKEND_ModelInstanceReportBatchStatistics(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_RequestIsCancelled(
+    request: *mut Request,
+    cancelled: *mut bool,
+) -> *mut Failure {
+    unsafe { *cancelled = (*request).cancelled };
+    null_mut()
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_RequestInput(
     request: *mut Request,
     name: *const c_char,
@@ -360,6 +369,10 @@ pub unsafe extern "C" fn TRITONBACKEND_ResponseNew(
 ) -> *mut Failure {
     unsafe {
         assert!(!(*request).released, "a response to a released request");
+        if let Some(gate) = &(*request).gate {
+            gate.wait();
+            gate.wait();
+        }
         *response = Box::into_raw(Box::new(Response { request, outputs: Vec::new() }));
     }
     null_mut()

@@ -133,6 +133,8 @@ pub fn raw_request(inputs: usize, shape: &[i64], buffers: &[&[u8]]) -> Request {
         inputs: ["TEXT", "OTHER"][..inputs].iter().map(|name| input(name)).collect(),
         outputs: OUTPUTS.iter().map(|kind| CString::new(*kind).expect("no NUL")).collect(),
         answer: None,
+        cancelled: false,
+        gate: None,
         released: false,
     }
 }

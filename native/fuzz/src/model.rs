@@ -1,7 +1,9 @@
-//! A loaded model with one instance, and the requests that it answers.
+//! A loaded model with its instances, and the requests that it answers.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 use crate::api::{Failure, Handle};
 
@@ -79,10 +81,66 @@ pub struct Request {
     pub inputs: Vec<Input>,
     /// Names of the outputs that the client asks for.
     pub outputs: Vec<CString>,
+    /// Whether the client no longer waits for the answer.
+    pub cancelled: bool,
+    /// Where its response waits twice before it is made.
+    pub gate: Option<Arc<Barrier>>,
     /// The answer that was sent.
     pub answer: Option<Answer>,
     /// Whether the backend released the request.
     pub released: bool,
+}
+
+/// A batch of requests, owned by the test server.
+struct Given(Vec<*mut Request>);
+
+impl Given {
+    fn new(requests: Vec<Request>) -> Self {
+        Self(requests.into_iter().map(|request| Box::into_raw(Box::new(request))).collect())
+    }
+
+    /// Has an instance execute the batch.
+    ///
+    /// # Safety
+    /// The instance is initialized and executes nothing else.
+    unsafe fn execute(&self, instance: *mut Instance) {
+        let mut given = self.0.clone();
+        // SAFETY: the requests outlive the batch; the backend copies the list.
+        let done = unsafe {
+            let count = given.len() as u32;
+            taken(TRITONBACKEND_ModelInstanceExecute(instance, given.as_mut_ptr(), count))
+        };
+        done.expect("the backend owns the requests, so the call succeeds");
+    }
+
+    /// Returns the answers to requests that the backend has released.
+    fn answers(self) -> Vec<Answer> {
+        self.0
+            .into_iter()
+            .map(|pointer| {
+                // SAFETY: made by `Box::into_raw`, and released by the backend.
+                let request = unsafe { Box::from_raw(pointer) };
+                assert!(request.released, "a request was not released");
+                request.answer.expect("a request got no response")
+            })
+            .collect()
+    }
+}
+
+/// What a thread executes, as on a server.
+struct Work(*mut Instance, Given);
+
+// SAFETY: a server calls the backend from threads of its own.
+unsafe impl Send for Work {}
+
+impl Work {
+    /// # Safety
+    /// As [`Given::execute`].
+    unsafe fn execute(self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { self.1.execute(self.0) };
+        self
+    }
 }
 
 /// A model that is ready for requests.
@@ -110,28 +168,37 @@ impl Loaded {
 
     /// Answers a batch of requests.
     pub fn execute(&mut self, requests: Vec<Request>) -> Vec<Answer> {
-        let pointers: Vec<*mut Request> =
-            requests.into_iter().map(|request| Box::into_raw(Box::new(request))).collect();
-        let mut given = pointers.clone();
-        // SAFETY: the requests outlive the call; the backend does not use them afterwards.
-        let failure = unsafe {
-            let count = given.len() as u32;
-            taken(TRITONBACKEND_ModelInstanceExecute(
-                &mut *self.instance,
-                given.as_mut_ptr(),
-                count,
-            ))
-        };
-        failure.expect("the backend owns the requests, so the call succeeds");
-        pointers
-            .into_iter()
-            .map(|pointer| {
-                // SAFETY: made by `Box::into_raw` above, and released by the backend.
-                let request = unsafe { Box::from_raw(pointer) };
-                assert!(request.released, "a request was not released");
-                request.answer.expect("a request got no response")
-            })
-            .collect()
+        let given = Given::new(requests);
+        // SAFETY: the instance is initialized, and only this call uses it.
+        unsafe { given.execute(&mut *self.instance) };
+        given.answers()
+    }
+
+    /// Answers a batch with a new instance while another batch is executed. The other batch has a
+    /// request with `gate`. The new instance is removed before that request is answered.
+    pub fn execute_with_new(
+        &mut self,
+        other: Vec<Request>,
+        gate: &Barrier,
+        batch: Vec<Request>,
+    ) -> (Vec<Answer>, Vec<Answer>) {
+        let other = Work(&mut *self.instance, Given::new(other));
+        let mut instance = Box::new(Instance { model: &mut *self.model, state: null_mut() });
+        thread::scope(|scope| {
+            // SAFETY: nothing else uses the instance until the thread ends.
+            let running = scope.spawn(|| unsafe { other.execute() });
+            gate.wait();
+            let given = Given::new(batch);
+            // SAFETY: the model is loaded, and only these calls use the instance.
+            unsafe {
+                taken(TRITONBACKEND_ModelInstanceInitialize(&mut *instance)).expect("a new one");
+                given.execute(&mut *instance);
+                taken(TRITONBACKEND_ModelInstanceFinalize(&mut *instance)).expect("removal");
+            }
+            let answers = given.answers();
+            gate.wait();
+            (running.join().expect("no panic").1.answers(), answers)
+        })
     }
 }
 

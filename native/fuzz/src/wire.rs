@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
             buffers: reader.list(|reader| reader.bytes().into()),
         });
         let outputs = self.list(Self::text);
-        Request { inputs, outputs, answer: None, released: false }
+        Request { inputs, outputs, answer: None, cancelled: false, gate: None, released: false }
     }
 }
 

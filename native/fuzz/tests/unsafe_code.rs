@@ -4,6 +4,7 @@
 //! so the tokenizer has no regular expressions.
 
 use std::ffi::CString;
+use std::sync::{Arc, Barrier};
 
 use testserver::fixtures::{Choices, config, folder, load, raw_request, request};
 use testserver::model::{Answer, Loaded, Request};
@@ -16,6 +17,7 @@ const TOKENIZER: &str = r###"{
         "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "the": 1, "a": 2, "##x": 3}}
 }"###;
 const INVALID_ARGUMENT: i32 = 3;
+const CANCELLED: i32 = 7;
 
 /// Returns a model with all outputs (INT32) and one or two inputs.
 fn model(inputs: u8) -> Loaded {
@@ -80,6 +82,27 @@ fn each_request_of_a_batch_is_answered() {
         assert!(text.contains(words), "{text}");
     }
     assert_eq!(answers[8].as_ref().unwrap().len(), 1);
+}
+
+#[test]
+fn a_cancelled_request_is_not_tokenized() {
+    let mut cancelled = request(1, &["ax"]);
+    cancelled.cancelled = true;
+    let answers = model(1).execute(vec![cancelled, request(1, &["ax the"])]);
+    assert_eq!(error(&answers[0]), (CANCELLED, "the request was cancelled".into()));
+    assert_eq!(numbers(&answers[1], "Lengths"), [3]);
+}
+
+#[test]
+fn a_new_instance_answers_while_another_executes() {
+    let gate = Arc::new(Barrier::new(2));
+    let mut slow = request(1, &["the"]);
+    slow.gate = Some(Arc::clone(&gate));
+    let batch = vec![request(1, &["ax the"]), in_parts("ax")];
+    let (other, answers) = model(1).execute_with_new(vec![slow], &gate, batch);
+    assert_eq!(numbers(&other[0], "Lengths"), [1]);
+    assert_eq!(numbers(&answers[0], "InputIds"), [2, 3, 1]);
+    assert_eq!(numbers(&answers[1], "Lengths"), [2]);
 }
 
 #[test]
