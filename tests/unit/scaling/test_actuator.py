@@ -1,6 +1,7 @@
 """Test a count change over several pods: their order, and the report of each possible outcome."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -200,6 +201,23 @@ async def test_a_load_is_watched_for_longer_while_requests_wait(
     pace = replace(PACE, settle=0.02, overload=5.0)
     outcome = await change_count("tokenizer", "sentiment", 2, [target], pace=pace)
     assert outcome.pods["pod"].result is result
+
+
+async def test_a_load_that_ends_after_the_last_request_waited_is_noticed() -> None:
+    pod = FakePod("pod", silent=True, late=1000)
+    (target,) = targets(pod)
+    began = time.monotonic()
+
+    def is_waited_for() -> bool:
+        if time.monotonic() - began < 0.4:
+            return True
+        pod.late = min(pod.late, 1)  # the queue is empty, so the load ends a moment later
+        return False
+
+    target = replace(target, is_waited_for=is_waited_for)
+    pace = replace(PACE, settle=0.2, overload=5.0)
+    outcome = await change_count("tokenizer", "sentiment", 2, [target], pace=pace)
+    assert outcome.pods["pod"].result is PodResult.VERIFIED
 
 
 async def test_an_ensemble_that_comes_back_within_its_time_is_no_fault() -> None:

@@ -35,7 +35,7 @@ LOAD_PER_REMOVAL_S: Final = 1.5
 # How long a load whose deadline passed is watched, and how often.
 SETTLE_S: Final = 60.0
 SETTLE_POLL_S: Final = 0.5
-# The same while requests wait for the step.
+# The longest time, if requests wait for the step; SETTLE_S then begins when none waits any more.
 OVERLOAD_S: Final = 540.0
 # The ensemble is validated again after each change of a step; it is back within milliseconds
 # (measured: clients saw no gap).
@@ -178,7 +178,7 @@ class Pace:
     settle: float = SETTLE_S
     """How long a load whose deadline passed is watched."""
     overload: float = OVERLOAD_S
-    """The same while requests wait for the step."""
+    """The longest time, if requests wait for the step; `settle` then begins when none does."""
     settle_poll: float = SETTLE_POLL_S
     """Time between two queries of the count meanwhile."""
     verify: float = VERIFY_S
@@ -296,8 +296,12 @@ async def _reported_count(model: str, target: PodTarget) -> int:
 
 async def _is_count_reached(model: str, count: int, target: PodTarget, pace: Pace) -> bool:
     """Return whether a change whose call was not answered takes effect after all."""
-    begin = time.monotonic()
-    while time.monotonic() - begin < (pace.overload if target.is_waited_for() else pace.settle):
+    begin = waited = time.monotonic()
+    while (now := time.monotonic()) - begin < max(pace.overload, pace.settle):
+        if target.is_waited_for():
+            waited = now  # Triton completes a growth only afterwards
+        elif now - waited >= pace.settle:
+            break
         try:
             if await target.control.count(model) == count:
                 return True
