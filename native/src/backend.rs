@@ -309,8 +309,9 @@ fn answer(handle: *mut Handle, model: &Model, batch: &mut Batch, requests: &[*mu
 fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Span, Refusal> {
     caught(|| {
         // Triton looks for cancelled requests only before it forms a batch, and a passed batch may
-        // have waited since. SAFETY: the request is released after its batch.
-        if unsafe { is_cancelled(request) }.map_err(Refusal::tokenizer)? {
+        // have waited since. A cached error would be given to others.
+        // SAFETY: the request is released after its batch.
+        if !model.settings.caches && unsafe { is_cancelled(request) }.map_err(Refusal::tokenizer)? {
             return Err(Refusal::cancelled());
         }
         let mut contents = Vec::with_capacity(2);

@@ -245,6 +245,7 @@ mod tests {
         Settings {
             batched: true,
             prefetches: true,
+            caches: false,
             names: vec!["TEXT".into()],
             padding,
             truncation,

@@ -377,6 +377,7 @@ mod tests {
         Settings {
             batched: true,
             prefetches: true,
+            caches: false,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             padding: Padding::Ragged,
             truncation: Truncation::LongestFirst,

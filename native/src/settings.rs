@@ -114,6 +114,9 @@ pub struct Settings {
     pub batched: bool,
     /// Whether Triton forms batches before an instance is free to execute them.
     pub prefetches: bool,
+    /// Whether Triton keeps responses of the model, also errors: it returns these to later requests
+    /// as responses without outputs.
+    pub caches: bool,
     /// Input of the texts and, for pairs, that of the second ones.
     pub names: Vec<String>,
     /// How rows are padded.
@@ -157,6 +160,7 @@ impl Settings {
         Ok(Self {
             batched: config["max_batch_size"].as_i64().unwrap_or(0) > 0,
             prefetches: prefetches(&config["dynamic_batching"]),
+            caches: config["response_cache"]["enable"].as_bool().unwrap_or(false),
             names,
             padding,
             truncation,
@@ -391,6 +395,15 @@ mod tests {
         assert!(read.batched && !read.pairs() && read.has(Kind::InputIds));
         assert_eq!(read.outputs[0].integer.size(), 4);
         assert_eq!(read.file, "tokenizer.json");
+        assert!(!read.caches);
+    }
+
+    #[test]
+    fn a_response_cache_is_noticed() {
+        let text = config(&["TEXT"], &[]);
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        config["response_cache"] = serde_json::json!({"enable": true});
+        assert!(Settings::parse(&config.to_string()).unwrap().caches);
     }
 
     #[test]

@@ -422,6 +422,35 @@ async def test_new_instances_execute_requests_that_arrive_at_once(server: LocalT
         assert busy_s(server, steps.name) - busy > 1.4 * elapsed, "one instance executed nearly all"
 
 
+async def test_requests_that_were_given_up_are_not_executed_after_a_growth(
+    server: LocalTriton,
+) -> None:
+    """Triton rejects them only while they are in its own queue."""
+    steps = Steps(server, tinymodel.tokenizer(), {"length": "Lengths"}, {}, max_batch=1)
+    words = ("".join(random.Random(number).choices("abcdef", k=12)) for number in range(30_000))
+    request, sent = {"TEXT": texts(" ".join(words))}, 150
+    async with (
+        TritonClient(server.grpc_address, deadline_s=60) as client,
+        TritonClient(server.grpc_address, deadline_s=0.5) as hasty,
+    ):
+        assert await steps.load(client) is None
+        config = await client.model_config(steps.name)
+        config.instance_group[0].count = 2
+        calls = [asyncio.create_task(hasty.infer(steps.name, request)) for _ in range(sent)]
+        while not (await client.statistics(steps.name))[0].execution_count:
+            await asyncio.sleep(0)
+        await client.load_model(steps.name, json_format.MessageToJson(config))
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        answered = sum(isinstance(answer, dict) for answer in done)
+        while True:
+            stats = (await client.statistics(steps.name))[0].inference_stats
+            if stats.success.count + stats.fail.count == sent:
+                break
+            await asyncio.sleep(0.01)
+        # Those that are executed when their client gives up are completed.
+        assert stats.success.count <= answered + 5
+
+
 def busy_s(server: LocalTriton, model: str) -> float:
     """Return how long the instances executed batches, in seconds."""
     page = httpx.get(server.metrics_url, trust_env=False).text
