@@ -419,7 +419,8 @@ async def test_new_instances_execute_requests_that_arrive_at_once(server: LocalT
         begin, busy = time.monotonic(), busy_s(server, steps.name)
         await asyncio.gather(*(client.infer(steps.name, request) for _ in range(40)))
         elapsed = time.monotonic() - begin
-        assert busy_s(server, steps.name) - busy > 1.4 * elapsed, "one instance executed nearly all"
+        # One instance alone is not busy for longer than this.
+        assert busy_s(server, steps.name) - busy > 1.2 * elapsed, "one instance executed nearly all"
 
 
 async def test_requests_that_were_given_up_are_not_executed_after_a_growth(
@@ -441,11 +442,12 @@ async def test_requests_that_were_given_up_are_not_executed_after_a_growth(
         await client.load_model(steps.name, json_format.MessageToJson(config))
         done = await asyncio.gather(*calls, return_exceptions=True)
         answered = sum(isinstance(answer, dict) for answer in done)
-        while True:
-            stats = (await client.statistics(steps.name))[0].inference_stats
-            if stats.success.count + stats.fail.count == sent:
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while True:
+                stats = (await client.statistics(steps.name))[0].inference_stats
+                if stats.success.count + stats.fail.count == sent:
+                    break
+                await asyncio.sleep(0.01)
         # Those that are executed when their client gives up are completed.
         assert stats.success.count <= answered + 5
 
