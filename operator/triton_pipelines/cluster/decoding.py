@@ -18,8 +18,8 @@ from pydantic_core import from_json
 from triton_pipelines.api import names
 from triton_pipelines.api.spec_size import MAX_SPEC_BYTES, omit_large_spec
 
-# Levels of objects and lists that are kept: what the JSON parser of pydantic accepts (jiter's
-# DEFAULT_RECURSION_LIMIT). copy.deepcopy takes three stack frames per level, and Python allows 1000.
+# Levels of objects and lists that are kept: those that pydantic's JSON parser accepts (jiter's
+# DEFAULT_RECURSION_LIMIT). copy.deepcopy takes three stack frames per level; Python allows 1000.
 MAX_DEPTH: Final = 200
 # A string (whose brackets do not count) or a bracket.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
