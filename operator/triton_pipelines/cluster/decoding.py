@@ -13,15 +13,14 @@ import json
 import re
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from triton_pipelines.api import names
-from triton_pipelines.api.depth import is_deeper_than
 from triton_pipelines.api.spec_size import MAX_SPEC_BYTES, omit_large_spec
 
-# Levels of objects and lists that are kept. copy.deepcopy takes three stack frames per level, and
-# Python allows 1000.
-MAX_DEPTH: Final = 100
-# Nothing reads more of such a list than names and versions, so their depth does not matter.
-_METADATA_LIST: Final = "PartialObjectMetadataList"
+# Levels of objects and lists that are kept: those that pydantic's JSON parser accepts (jiter's
+# DEFAULT_RECURSION_LIMIT). copy.deepcopy takes three stack frames per level; Python allows 1000.
+MAX_DEPTH: Final = 200
 # A string (whose brackets do not count) or a bracket.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 
@@ -54,14 +53,10 @@ def _omit_large_specs(document: dict[str, Any]) -> None:
 
 def _loads(raw: bytes) -> Any:
     try:
-        document = json.loads(raw)
-    except RecursionError:
+        return from_json(raw)
+    except ValueError:
+        # Too deep, not JSON, or half of a surrogate pair.
         return json.loads(without_deep_values(raw))
-    if isinstance(document, dict) and document.get("kind") == _METADATA_LIST:
-        return document
-    if is_deeper_than(document, MAX_DEPTH):
-        return json.loads(without_deep_values(raw))
-    return document
 
 
 def bounded(raw: bytes) -> bytes:
@@ -76,12 +71,10 @@ def bounded(raw: bytes) -> bytes:
         return raw
     # To decode a line takes a third to a tenth of the time that it takes to find its brackets here.
     try:
-        is_deep = is_deeper_than(json.loads(raw), MAX_DEPTH)
+        from_json(raw)
     except ValueError:
-        return raw
-    except RecursionError:
-        is_deep = True
-    return without_deep_values(raw) if is_deep else raw
+        return without_deep_values(raw)
+    return raw
 
 
 def without_deep_values(raw: bytes, depth: int = MAX_DEPTH) -> bytes:

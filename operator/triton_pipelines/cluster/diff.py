@@ -223,7 +223,7 @@ def _compare_maps(
     for key, desired_value in desired.items():
         if path == ("metadata",) and key in _SERVER_OWNED:
             continue
-        if not path and _is_identical(live.get(key), desired_value):
+        if isinstance(desired_value, (dict, list)) and _is_identical(live.get(key), desired_value):
             continue
         here = _join(shown, key)
         if key in live:
@@ -359,6 +359,9 @@ def _walk_owned(fields: Mapping[str, Any], desired: Any, shown: str, found: set[
     for element, below in fields.items():
         mark, _, rest = element.partition(":")
         if mark not in _OWNED:
+            continue
+        # Most entries are fields that are present and have nothing below.
+        if mark == "f" and not below and type(desired) is dict and desired.get(rest) is not None:
             continue
         here, present, value = _OWNED[mark](rest, desired, shown, indexes)
         if not present:

@@ -24,6 +24,7 @@ _STRINGS_MAX: Final = 20_000
 _BYTES_MAX: Final = 32 * 1024**2
 # Memory per key of a map: the key itself, and its part of the key in the cache.
 _KEY_BYTES: Final = 150
+_EMPTY: Final[Object] = {}
 
 
 @dataclass(slots=True)
@@ -50,15 +51,23 @@ class SharedValues:
         return shared
 
     def _value(self, key: str, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._string(value)
         if isinstance(value, dict):
-            if key == "fieldsV1":
-                return self._shared(value)
-            return {self._string(name): self._value(name, item) for name, item in value.items()}
+            return self._shared(value) if key == "fieldsV1" else self._copy(value)
         if isinstance(value, list):
             return [self._value("", item) for item in value]
-        return value
+        return self._string(value) if isinstance(value, str) else value
+
+    def _copy(self, values: Object) -> Object:
+        # Most keys and values are known short strings. To look them up here takes half the time.
+        known = self._strings
+        copy: Object = {}
+        for key, value in values.items():
+            if type(value) is str:
+                kept = known.get(value) or self._string(value)
+            else:
+                kept = self._value(key, value)
+            copy[known.get(key) or self._string(key)] = kept
+        return copy
 
     def _string(self, value: str) -> str:
         if type(value) is not str:
@@ -76,14 +85,20 @@ class SharedValues:
         return found
 
     def _shared(self, fields: Object) -> Object:
-        own: dict[str, Any] = {
-            self._string(key): self._shared(value) if isinstance(value, dict) else value
-            for key, value in fields.items()
-        }
+        known = self._strings
+        own: Object = {}
+        for key, value in fields.items():
+            own[known.get(key) or self._string(key)] = (
+                value
+                if not isinstance(value, dict)
+                else self._shared(value)
+                if value
+                else _EMPTY  # That of most fields.
+            )
         if not all(isinstance(value, dict) for value in own.values()):
             return own  # Not a set of fields.
-        key = tuple((name, id(value)) for name, value in own.items())
-        if (found := self._fields.get(key)) is None:
-            found = self._fields[key] = own
+        identity = tuple((name, id(value)) for name, value in own.items())
+        if (found := self._fields.get(identity)) is None:
+            found = self._fields[identity] = own
             self._bytes += sys.getsizeof(own) + sum(_KEY_BYTES + len(name) for name in own)
         return found

@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.timeout(300),
 ]
-DEPTHS = (500, 1_000, 5_000, 9_990)
+DEPTHS = (150, 500, 1_000, 5_000, 9_990)
 """Levels of podTemplate. The API server reads at most 10 000 levels, its own list included."""
 TENANT, OTHER = "deep", "served"
 

@@ -32,6 +32,27 @@ def text(depth: int, name: str = "deep") -> str:
     )
 
 
+@given(JSON | st.floats() | st.integers(min_value=-(2**80), max_value=2**80))
+def test_values_are_those_of_json(value: Any) -> None:
+    raw = json.dumps({"a": value}).encode()
+    # As text, because 1, 1.0 and True are equal.
+    assert repr(decoding.loads(raw)) == repr(json.loads(raw))
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a": "\\ud800"}', b'{"a": 1, "a": 2}', b'{"a": 1e400}', b" [] "]
+)
+def test_unusual_texts_are_read_as_json_reads_them(raw: bytes) -> None:
+    assert decoding.loads(raw) == json.loads(raw)
+
+
+def test_values_of_the_greatest_depth_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "without_deep_values", pytest.fail)
+    raw = text(decoding.MAX_DEPTH - 2).encode()
+    assert decoding.loads(raw) == json.loads(raw)
+    assert decoding.bounded(raw) is raw
+
+
 @pytest.mark.parametrize("depth", [500, 1_000, 5_000, 9_990])
 def test_deep_values_are_cut_and_the_rest_is_kept(depth: int) -> None:
     found = decoding.loads(text(depth).encode())

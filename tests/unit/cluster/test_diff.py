@@ -231,6 +231,7 @@ def test_conditions_by_type_and_custom_lists_by_given_keys() -> None:
 
 def test_bool_and_int_are_different() -> None:
     assert covers({"a": 1}, {"a": True}) == ["a"]
+    assert covers({"a": [{"b": {"c": 1}}]}, {"a": [{"b": {"c": True}}]}) == ["a[0].b.c"]
     assert covers({"a": False}, {"a": 0}) == ["a"]
     assert covers({"a": 1.0}, {"a": 1}) == []
 
