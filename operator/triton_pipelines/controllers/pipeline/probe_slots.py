@@ -21,9 +21,9 @@ SLOTS_PER_NAMESPACE: Final = 8
 # For pods whose last probe hung, until the probe ends.
 HUNG_SLOTS: Final = 16
 HUNG_SLOTS_PER_NAMESPACE: Final = 4
-# For probes with a large example, until the probe ends. With 16 MiB, the process grew by 100 MiB for
-# one, 164 MiB for two and 293 MiB for four at a time (measured); with 1,000 pipelines, it has about
-# 300 MiB of the chart's 512 MiB.
+# For probes with a large example, until the probe ends. With 16 MiB, the process grew by 100 MiB
+# for one, 164 MiB for two and 293 MiB for four at a time (measured); with 1,000 pipelines, it has
+# about 300 MiB of the chart's 512 MiB.
 LARGE_SLOTS: Final = 2
 LARGE_SLOTS_PER_NAMESPACE: Final = 1
 
