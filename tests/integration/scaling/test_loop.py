@@ -37,9 +37,9 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 TOKENIZING: dict[str, float | str] = {"request": 0.02}  # 50 requests/s of one instance
-LOW, MODERATE, HIGH = 10.0, 55.0, 100.0
+LOW, MODERATE, HIGH = 10.0, 45.0, 100.0
 """Requests/s. Two instances can handle a moderate load even if other processes slow them down:
-Triton completes no further growth while requests wait."""
+Triton completes no growth while requests wait."""
 GOOD_P99 = 0.3
 """Seconds: ten times what an answer takes without a queue."""
 
@@ -261,10 +261,10 @@ async def test_a_slow_change_is_waited_for_and_not_sent_again(
         assert running.scaler is not None
         running.scaler.pace = Pace(load=1.0, settle=20.0)
         before = started(place)
-        with place.load(HIGH) as load:
+        with place.load(MODERATE) as load:
             await eventually("a change is proven", lambda: proven(running))
             grown = await place.pod.count()
-            assert grown >= 3
+            assert grown >= 2
             assert load.errors == []
         assert started(place) - before == grown - 1, "each instance was started once"
         assert await place.events("ActuationFailed") == []

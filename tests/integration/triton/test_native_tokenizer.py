@@ -9,18 +9,15 @@ import asyncio
 import itertools
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from google.protobuf import json_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
 from e2e.models import tree
@@ -404,61 +401,3 @@ async def test_instances_are_added_while_requests_wait(server: LocalTriton) -> N
         await asyncio.gather(load, *clients)
         assert done, "the change waited for the last request"
         assert await client.instance_count(steps.name) == 4
-
-
-async def test_new_instances_execute_requests_that_arrive_at_once(server: LocalTriton) -> None:
-    """A new instance has nothing to execute after it passed on all that waits."""
-    steps = Steps(server, tinymodel.tokenizer(), {"length": "Lengths"}, {}, max_batch=1)
-    words = ("".join(random.Random(number).choices("abcdef", k=12)) for number in range(20_000))
-    request = {"TEXT": texts(" ".join(words))}
-    async with TritonClient(server.grpc_address, deadline_s=60) as client:
-        assert await steps.load(client) is None
-        config = await client.model_config(steps.name)
-        config.instance_group[0].count = 2
-        await client.load_model(steps.name, json_format.MessageToJson(config))
-        begin, busy = time.monotonic(), busy_s(server, steps.name)
-        await asyncio.gather(*(client.infer(steps.name, request) for _ in range(40)))
-        elapsed = time.monotonic() - begin
-        # One instance alone is not busy for longer than this.
-        assert busy_s(server, steps.name) - busy > 1.2 * elapsed, "one instance executed nearly all"
-
-
-async def test_requests_that_were_given_up_are_not_executed_after_a_growth(
-    server: LocalTriton,
-) -> None:
-    """Triton rejects them only while they are in its own queue."""
-    steps = Steps(server, tinymodel.tokenizer(), {"length": "Lengths"}, {}, max_batch=1)
-    words = ("".join(random.Random(number).choices("abcdef", k=12)) for number in range(30_000))
-    request, sent = {"TEXT": texts(" ".join(words))}, 150
-    async with (
-        TritonClient(server.grpc_address, deadline_s=60) as client,
-        TritonClient(server.grpc_address, deadline_s=0.5) as hasty,
-    ):
-        assert await steps.load(client) is None
-        config = await client.model_config(steps.name)
-        config.instance_group[0].count = 2
-        calls = [asyncio.create_task(hasty.infer(steps.name, request)) for _ in range(sent)]
-        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        await client.load_model(steps.name, json_format.MessageToJson(config))
-        done = await asyncio.gather(*calls, return_exceptions=True)
-        answered = sum(isinstance(answer, dict) for answer in done)
-        async with asyncio.timeout(60):
-            while True:
-                stats = (await client.statistics(steps.name))[0].inference_stats
-                if stats.success.count + stats.fail.count == sent:
-                    break
-                await asyncio.sleep(0.01)
-        # Those that are executed when their client gives up are completed.
-        assert stats.success.count <= answered + 5
-
-
-def busy_s(server: LocalTriton, model: str) -> float:
-    """Return how long the instances executed batches, in seconds."""
-    page = httpx.get(server.metrics_url, trust_env=False).text
-    samples = (
-        sample
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name.startswith("tritonpipe_step_busy_us") and sample.labels["model"] == model
-    )
-    return sum(sample.value for sample in samples) / 1e6
