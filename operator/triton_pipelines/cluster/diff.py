@@ -193,20 +193,14 @@ def _compare(
     live: Any, desired: Any, path: Path, shown: str, keys: ListKeys, found: list[str]
 ) -> None:
     # Most values are scalars. Checks against abstract classes cost several times more.
-    if isinstance(desired, _SCALARS):
+    if isinstance(desired, _SCALARS) or not isinstance(desired, (Mapping, Sequence)):
         if not _same_scalar(live, desired, path):
             found.append(shown)
-    elif isinstance(desired, Mapping):
-        if isinstance(live, Mapping):
-            _compare_maps(live, desired, path, shown, keys, found)
-        else:
-            found.append(shown)
-    elif isinstance(desired, Sequence):
-        if isinstance(live, Sequence) and not isinstance(live, str):
-            _compare_lists(live, desired, path, shown, keys, found)
-        else:
-            found.append(shown)
-    elif not _same_scalar(live, desired, path):
+    elif isinstance(desired, Mapping) and isinstance(live, Mapping):
+        _compare_maps(live, desired, path, shown, keys, found)
+    elif isinstance(desired, Sequence) and isinstance(live, Sequence) and not isinstance(live, str):
+        _compare_lists(live, desired, path, shown, keys, found)
+    else:
         found.append(shown)
 
 
