@@ -232,6 +232,13 @@ def test_conditions_by_type_and_custom_lists_by_given_keys() -> None:
 def test_bool_and_int_are_different() -> None:
     assert covers({"a": 1}, {"a": True}) == ["a"]
     assert covers({"a": [{"b": {"c": 1}}]}, {"a": [{"b": {"c": True}}]}) == ["a[0].b.c"]
+
+
+@pytest.mark.parametrize(
+    ("live", "desired"), [("b", {"b": 1}), ("b", ["b"]), ({"b": 1}, ["b"]), (["b"], {"b": 1})]
+)
+def test_values_of_different_kinds_differ(live: Any, desired: Any) -> None:
+    assert covers({"a": live}, {"a": desired}) == ["a"]
     assert covers({"a": False}, {"a": 0}) == ["a"]
     assert covers({"a": 1.0}, {"a": 1}) == []
 
