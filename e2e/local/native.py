@@ -113,20 +113,22 @@ def install() -> Path:
 
 
 def test() -> None:
-    """Run the crate's own tests, unless they passed before with the same sources.
+    """Run the tests of the crate and its test server, unless they passed with these sources.
 
     Clippy runs first if it is installed. It rejects unsafe code without its invariant.
 
     Raises:
         NativeBuildError: no Rust toolchain, or a check that fails (with the last lines).
     """
-    passed = cache.cache_root() / f"native-{key()}" / "tests-passed"
+    tests = ("fuzz/Cargo.toml", "fuzz/Cargo.lock", "fuzz/src", "fuzz/tests")
+    passed = cache.cache_root() / f"native-tests-{key(CRATE, *tests)}" / "passed"
     with cache.locked(passed.parent):
         if not passed.exists():
             with step("testing the built-in tokenizer"):
                 if shutil.which("cargo-clippy", path=Path(find_cargo()).parent):
                     _cargo("clippy")
                 _cargo("test")
+                _cargo("test", crate=CRATE / "fuzz")
             passed.parent.mkdir(parents=True, exist_ok=True)
             passed.touch()
 

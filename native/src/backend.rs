@@ -32,6 +32,27 @@ struct Model {
     passed: Passed<Requests>,
 }
 
+impl Model {
+    /// Passes a batch on. Triton counts its requests as pending no longer, so the model does.
+    fn pass(&self, requests: Requests, executors: &Executors) -> Attempt<Requests> {
+        self.passed.pass(requests, executors, |passed| self.counters.passed(passed.0.len()))
+    }
+
+    /// Returns the next passed batch for an instance.
+    fn next(&self, executors: &Executors) -> Option<Requests> {
+        self.counted(self.passed.next(executors))
+    }
+
+    /// Returns the next passed batch for the helper thread of an instance.
+    fn next_of_helper(&self, executors: &Executors) -> Option<Requests> {
+        self.counted(self.passed.next_of_helper(executors))
+    }
+
+    fn counted(&self, taken: Option<Requests>) -> Option<Requests> {
+        taken.inspect(|requests| self.counters.executed(requests.0.len()))
+    }
+}
+
 /// Requests of a batch, which belong to the backend.
 struct Requests(Vec<*mut Handle>);
 
@@ -50,13 +71,13 @@ struct Instance {
     batch: Batch,
     start: Start,
     executors: Arc<Executors>,
-    stand_in: Option<JoinHandle<()>>,
+    helper: Option<JoinHandle<()>>,
 }
 
 impl Instance {
     /// Starts a thread that executes passed batches. If that fails, the other instances do so.
-    fn start_stand_in(&mut self, instance: *mut Handle) {
-        self.join_stand_in();
+    fn start_helper(&mut self, instance: *mut Handle) {
+        self.join_helper();
         let (model, handle) = (Arc::clone(&self.model), InstanceHandle(instance));
         let executors = Arc::clone(&self.executors);
         let started = thread::Builder::new().name("tokenizer".into()).spawn(move || {
@@ -64,21 +85,21 @@ impl Instance {
             // As on a thread of Triton, a panic ends the server: requests would get no answer.
             let _ = catch_unwind(AssertUnwindSafe(|| {
                 let mut batch = Batch::new(&model.encoder);
-                while let Some(requests) = model.passed.next_of_stand_in(&executors) {
+                while let Some(requests) = model.next_of_helper(&executors) {
                     execute(handle.0, &model, &mut batch, &requests);
                 }
             }))
             .map_err(|_| std::process::abort());
         });
         match started {
-            Ok(thread) => self.stand_in = Some(thread),
-            Err(_) => self.executors.stand_in_failed(),
+            Ok(thread) => self.helper = Some(thread),
+            Err(_) => self.executors.helper_failed(),
         }
     }
 
     /// Waits for the thread, which uses the library and the instance until it ends.
-    fn join_stand_in(&mut self) {
-        if let Some(thread) = self.stand_in.take() {
+    fn join_helper(&mut self) {
+        if let Some(thread) = self.helper.take() {
             let _ = thread.join();
         }
     }
@@ -86,7 +107,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.join_stand_in();
+        self.join_helper();
     }
 }
 
@@ -117,7 +138,7 @@ pub extern "C" fn TRITONBACKEND_Initialize(_backend: *mut Handle) -> Error {
     }
     if major != API.0 || minor < API.1 {
         let message = format!(
-            "the native tokenizer needs backend API {}.{} or a later {}.x, this server has \
+            "the built-in tokenizer needs backend API {}.{} or a later {}.x, this server has \
              {major}.{minor}: use another server image",
             API.0, API.1, API.0
         );
@@ -143,11 +164,11 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut Handle) -> Er
         let settings = Settings::parse(&config)?;
         let encoder = Encoder::load(&folder, &settings)?;
         let cache = if encoder.memory().is_some() { "enabled" } else { "not possible" };
-        log(LOG_INFO, &format!("native tokenizer {}: word cache {cache}", folder.display()));
+        log(LOG_INFO, &format!("built-in tokenizer {}: word cache {cache}", folder.display()));
         let names = settings.names.iter().map(|name| c_string(name)).collect();
         // SAFETY: the caller's promise.
         let counters = unsafe { counters_of(model)? };
-        let passed = Passed::new();
+        let passed = Passed::default();
         let loaded = Box::new(Arc::new(Model { settings, names, encoder, counters, passed }));
         // SAFETY: Triton keeps the state until TRITONBACKEND_ModelFinalize.
         unsafe { checked(TRITONBACKEND_ModelSetState(model, Box::into_raw(loaded).cast())) }
@@ -188,7 +209,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(instance: *mut Ha
         let model = Arc::clone(model.ok_or("the model is not loaded")?);
         let batch = Batch::new(&model.encoder);
         let (start, executors) = (Start::new(Instant::now()), Arc::default());
-        let created = Instance { model, batch, start, executors, stand_in: None };
+        let created = Instance { model, batch, start, executors, helper: None };
         let created = Box::into_raw(Box::new(created));
         // SAFETY: Triton keeps the state until TRITONBACKEND_ModelInstanceFinalize.
         unsafe { checked(TRITONBACKEND_ModelInstanceSetState(instance, created.cast())) }
@@ -238,21 +259,21 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     let requests = Requests(requests.to_vec());
     let passes = model.settings.prefetches && state.start.passes(Instant::now());
     let attempt = match passes {
-        true => model.passed.pass(requests, &state.executors),
+        true => model.pass(requests, &state.executors),
         false => Attempt::Kept(requests),
     };
     let mut next = match attempt {
         Attempt::Kept(requests) => Some(requests),
         Attempt::Passed => return null_mut(),
-        Attempt::PassedWithoutStandIn => {
-            state.start_stand_in(instance);
+        Attempt::PassedWithoutHelper => {
+            state.start_helper(instance);
             return null_mut();
         }
     };
     model.passed.begin(&state.executors);
     while let Some(requests) = next {
         execute(instance, &model, &mut state.batch, &requests);
-        next = model.passed.next(&state.executors);
+        next = model.next(&state.executors);
     }
     state.start.executed(Instant::now());
     null_mut()
@@ -288,7 +309,7 @@ fn answer(handle: *mut Handle, model: &Model, batch: &mut Batch, requests: &[*mu
             checked(TRITONBACKEND_RequestRelease(*request, RELEASE_ALL))
         };
         if let Err(message) = released {
-            log(LOG_ERROR, &format!("native tokenizer: a request was not released: {message}"));
+            log(LOG_ERROR, &format!("built-in tokenizer: a request was not released: {message}"));
         }
     }
     let size = if model.settings.batched { rows } else { requests.len() };
@@ -350,7 +371,7 @@ fn respond(model: &Model, batch: &Batch, request: *mut Handle, answer: Answer) -
     match attempt {
         Ok(Ok(success)) => success,
         Ok(Err(message)) => {
-            log(LOG_ERROR, &format!("native tokenizer: a request got no response: {message}"));
+            log(LOG_ERROR, &format!("built-in tokenizer: a request got no response: {message}"));
             false
         }
         Err(_) => false,

@@ -150,8 +150,8 @@ impl Batch {
         let answer = |span: Span| {
             let longest = self.longest(&span);
             let width = settings.width(of_all.filter(|_| together).unwrap_or(longest));
-            let sizes = settings.outputs.iter().map(|output| size(output, span.rows, width));
-            let bytes = sizes.fold(Some(0usize), |sum, size| sum?.checked_add(size?));
+            let mut sizes = settings.outputs.iter().map(|output| size(output, span.rows, width));
+            let bytes = sizes.try_fold(0usize, |sum, size| sum.checked_add(size?));
             if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
                 return Err(too_large(&format!("{} rows of {width} tokens", span.rows)));
             }

@@ -153,7 +153,7 @@ impl Encoder {
         let layout = cut_rows(&mut tokenizer, settings, cut, special)?;
         // The fast call leaves out offsets and, without a post-processor, types of second texts.
         let typed = pairs && needs.types && tokenizer.get_post_processor().is_none();
-        let simple = !pairs && !needs.special && !needs.offsets && !(needs.types && pads.kind != 0);
+        let simple = !(pairs || needs.special || needs.offsets || needs.types && pads.kind != 0);
         let words = if simple { WordRules::of(&tokenizer, special_tokens, cut) } else { None };
         Ok(Self {
             char_offsets: needs.offsets || typed,

@@ -26,6 +26,8 @@ pub const TYPE_BYTES: i32 = 13;
 pub const STRING: i32 = 0;
 /// `TRITONSERVER_METRIC_KIND_COUNTER`.
 pub const COUNTER: i32 = 0;
+/// `TRITONSERVER_METRIC_KIND_GAUGE`.
+pub const GAUGE: i32 = 1;
 
 unsafe extern "C" {
     pub fn TRITONSERVER_ErrorNew(code: i32, text: *const c_char) -> Error;

@@ -1,8 +1,9 @@
-//! Busy time and CPU time of a model on the server's metrics page.
+//! Busy time, CPU time and passed requests of a model on the server's metrics page.
 //!
 //! Triton's own counters add the time of a batch once for each of its requests, so they cannot say
 //! how long the instances were busy. They do not contain CPU time at all: an instance that waits
-//! for a core looks as busy as one that computes.
+//! for a core looks as busy as one that computes. Its gauge of pending requests does not contain
+//! those that a new instance passed on to the others (see [`crate::start`]).
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -11,11 +12,22 @@ use std::sync::OnceLock;
 use crate::ffi::*;
 use crate::request::{c_string, checked};
 
-/// Name and description of each family, in the order of [`Work`]'s fields.
-const FAMILIES: [(&CStr, &CStr); 2] = [
-    (c"tritonpipe_step_busy_us", c"Time in which instances executed batches, in microseconds"),
-    (c"tritonpipe_step_cpu_us", c"CPU time of the instances, in microseconds"),
+/// Name, kind and description of each family: those of [`Work`]'s fields, then the gauge.
+const FAMILIES: [(&CStr, i32, &CStr); 3] = [
+    (
+        c"tritonpipe_step_busy_us",
+        COUNTER,
+        c"Time in which instances executed batches, in microseconds",
+    ),
+    (c"tritonpipe_step_cpu_us", COUNTER, c"CPU time of the instances, in microseconds"),
+    (
+        c"tritonpipe_step_passed_requests",
+        GAUGE,
+        c"Requests that a new instance passed on to the others and that wait for them",
+    ),
 ];
+/// Index of the gauge.
+const PASSED: usize = 2;
 
 /// An object of Triton that its API locks.
 struct Shared(*mut Handle);
@@ -39,12 +51,12 @@ impl Work {
     }
 }
 
-/// Counters of one model; empty if the server has no metrics.
+/// Counters and gauge of one model; empty if the server has no metrics.
 #[derive(Default)]
 pub struct Counters(Vec<Shared>);
 
 impl Counters {
-    /// Creates the counters of a model.
+    /// Creates those of a model.
     ///
     /// # Safety
     /// The library is loaded by Triton.
@@ -71,11 +83,25 @@ impl Counters {
     pub fn add(&self, start: Work) {
         let end = Work::now();
         let spent = [end.busy.saturating_sub(start.busy), end.cpu.saturating_sub(start.cpu)];
-        for (metric, nanoseconds) in self.0.iter().zip(spent) {
+        for (index, nanoseconds) in spent.into_iter().enumerate() {
+            self.increment(index, nanoseconds as f64 / 1000.0);
+        }
+    }
+
+    /// Adds requests that are about to be passed on.
+    pub fn passed(&self, requests: usize) {
+        self.increment(PASSED, requests as f64);
+    }
+
+    /// Removes passed requests that are about to be executed.
+    pub fn executed(&self, requests: usize) {
+        self.increment(PASSED, -(requests as f64));
+    }
+
+    fn increment(&self, index: usize, value: f64) {
+        if let Some(metric) = self.0.get(index) {
             // SAFETY: the metric lives as long as the counters. An error changes nothing.
-            let _ = unsafe {
-                checked(TRITONSERVER_MetricIncrement(metric.0, nanoseconds as f64 / 1000.0))
-            };
+            let _ = unsafe { checked(TRITONSERVER_MetricIncrement(metric.0, value)) };
         }
     }
 }
@@ -97,13 +123,13 @@ unsafe fn families() -> &'static [Shared] {
     static CREATED: OnceLock<Vec<Shared>> = OnceLock::new();
     CREATED.get_or_init(|| {
         let mut created = Vec::new();
-        for (name, description) in FAMILIES {
+        for (name, kind, description) in FAMILIES {
             let mut family = null_mut();
             // SAFETY: the pointers are valid for the call; Triton copies the texts.
             let made = unsafe {
                 checked(TRITONSERVER_MetricFamilyNew(
                     &mut family,
-                    COUNTER,
+                    kind,
                     name.as_ptr(),
                     description.as_ptr(),
                 ))

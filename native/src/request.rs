@@ -66,7 +66,9 @@ pub unsafe fn input_of<'a>(request: *mut Handle, name: &CStr) -> Result<InputCon
     let (mut data_type, mut rank, mut total, mut buffers) = (0, 0, 0, 0);
     // SAFETY: the pointers are valid for the call, and `request` is the caller's promise.
     let found = unsafe { checked(TRITONBACKEND_RequestInput(request, name.as_ptr(), &mut input)) };
-    found.map_err(|_| Refusal::client(format!("input {shown} is missing; add that input to the request")))?;
+    found.map_err(|_| {
+        Refusal::client(format!("input {shown} is missing; add that input to the request"))
+    })?;
     // SAFETY: `input` belongs to the request.
     unsafe {
         checked(TRITONBACKEND_InputProperties(

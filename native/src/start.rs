@@ -5,7 +5,7 @@
 //! While more requests arrive than the instances can process, one always waits: the new instance
 //! executes batches, but the request that loads the model does not return, and no further instance
 //! can be added. For a moment, a new instance therefore passes its batches on to the others, so that
-//! its thread finds nothing that waits. Meanwhile, a stand-in executes passed batches in its place:
+//! its thread finds nothing that waits. Meanwhile, a helper thread executes passed batches in its place:
 //! Triton has nothing left for the instance, and would leave it idle until the next request.
 
 use std::collections::VecDeque;
@@ -68,13 +68,13 @@ impl Start {
 #[derive(Debug, Default)]
 pub struct Executors {
     own: AtomicBool,
-    stand_in: AtomicBool,
+    helper: AtomicBool,
 }
 
 impl Executors {
-    /// Records that no stand-in could be started.
-    pub fn stand_in_failed(&self) {
-        self.stand_in.store(false, Ordering::Relaxed);
+    /// Records that no helper thread could be started.
+    pub fn helper_failed(&self) {
+        self.helper.store(false, Ordering::Relaxed);
     }
 }
 
@@ -85,9 +85,9 @@ pub enum Attempt<T> {
     Kept(T),
     /// It was passed on.
     Passed,
-    /// The same, and the instance has no stand-in: one is to be started, which has to call
-    /// [`Passed::next_of_stand_in`] until that returns `None`.
-    PassedWithoutStandIn,
+    /// The same, and the instance has no helper thread: one is to be started, which has to call
+    /// [`Passed::next_of_helper`] until that returns `None`.
+    PassedWithoutHelper,
 }
 
 /// Batches of one model that were passed on, oldest first.
@@ -97,26 +97,28 @@ pub struct Passed<T>(Mutex<State<T>>);
 #[derive(Debug)]
 struct State<T> {
     batches: VecDeque<T>,
-    /// Instances that execute. Stand-ins do not count: if one fails, no batch is lost.
+    /// Instances that execute. Helper threads do not count: if one fails, no batch is lost.
     executing: usize,
 }
 
-impl<T> Passed<T> {
-    /// Returns an empty one.
-    pub fn new() -> Self {
+impl<T> Default for Passed<T> {
+    fn default() -> Self {
         Self(Mutex::new(State { batches: VecDeque::new(), executing: 0 }))
     }
+}
 
-    /// Passes a batch on to the instances that execute, if one does.
-    pub fn pass(&self, batch: T, executors: &Executors) -> Attempt<T> {
+impl<T> Passed<T> {
+    /// Passes a batch on to the instances that execute, if one does. Calls `count` before that.
+    pub fn pass(&self, batch: T, executors: &Executors, count: impl FnOnce(&T)) -> Attempt<T> {
         let mut state = self.lock();
         if state.executing == 0 {
             return Attempt::Kept(batch);
         }
+        count(&batch);
         state.batches.push_back(batch);
-        match executors.stand_in.swap(true, Ordering::Relaxed) {
+        match executors.helper.swap(true, Ordering::Relaxed) {
             true => Attempt::Passed,
-            false => Attempt::PassedWithoutStandIn,
+            false => Attempt::PassedWithoutHelper,
         }
     }
 
@@ -138,13 +140,13 @@ impl<T> Passed<T> {
         next
     }
 
-    /// Returns the next batch for the stand-in of an instance; none if the instance itself executes.
-    pub fn next_of_stand_in(&self, executors: &Executors) -> Option<T> {
+    /// Returns the next batch for the helper thread of an instance; none if the instance executes.
+    pub fn next_of_helper(&self, executors: &Executors) -> Option<T> {
         let mut state = self.lock();
         let own = executors.own.load(Ordering::Relaxed);
         let next = if own { None } else { state.batches.pop_front() };
         if next.is_none() {
-            executors.stand_in.store(false, Ordering::Relaxed);
+            executors.helper.store(false, Ordering::Relaxed);
         }
         next
     }
@@ -162,6 +164,8 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(5);
     const AT_ONCE: Duration = Duration::from_micros(20);
+
+    fn ignore<T>(_: &T) {}
 
     #[test]
     fn batches_are_passed_on_for_a_moment() {
@@ -200,35 +204,35 @@ mod tests {
 
     #[test]
     fn a_batch_is_passed_on_to_an_instance_that_executes() {
-        let (passed, new, old) = (Passed::new(), Executors::default(), Executors::default());
-        assert_eq!(passed.pass(1, &new), Attempt::Kept(1), "nobody would execute it");
+        let (passed, new, old) = (Passed::default(), Executors::default(), Executors::default());
+        assert_eq!(passed.pass(1, &new, ignore), Attempt::Kept(1), "nobody would execute it");
         passed.begin(&old);
-        assert_eq!(passed.pass(2, &new), Attempt::PassedWithoutStandIn);
-        assert_eq!(passed.pass(3, &new), Attempt::Passed);
+        assert_eq!(passed.pass(2, &new, ignore), Attempt::PassedWithoutHelper);
+        assert_eq!(passed.pass(3, &new, ignore), Attempt::Passed);
         assert_eq!(passed.next(&old), Some(2));
         assert_eq!(passed.next(&old), Some(3));
         assert_eq!(passed.next(&old), None);
-        assert_eq!(passed.pass(4, &new), Attempt::Kept(4), "it executes no longer");
+        assert_eq!(passed.pass(4, &new, ignore), Attempt::Kept(4), "it executes no longer");
     }
 
     #[test]
-    fn a_stand_in_executes_until_the_instance_does() {
-        let (passed, new, old) = (Passed::new(), Executors::default(), Executors::default());
+    fn a_helper_executes_until_the_instance_does() {
+        let (passed, new, old) = (Passed::default(), Executors::default(), Executors::default());
         passed.begin(&old);
-        assert_eq!(passed.pass(1, &new), Attempt::PassedWithoutStandIn);
-        assert_eq!(passed.next_of_stand_in(&new), Some(1));
-        assert_eq!(passed.next_of_stand_in(&new), None);
-        assert_eq!(passed.pass(2, &new), Attempt::PassedWithoutStandIn, "it had ended");
-        assert_eq!(passed.pass(3, &new), Attempt::Passed);
+        assert_eq!(passed.pass(1, &new, ignore), Attempt::PassedWithoutHelper);
+        assert_eq!(passed.next_of_helper(&new), Some(1));
+        assert_eq!(passed.next_of_helper(&new), None);
+        assert_eq!(passed.pass(2, &new, ignore), Attempt::PassedWithoutHelper, "it had ended");
+        assert_eq!(passed.pass(3, &new, ignore), Attempt::Passed);
         passed.begin(&new);
-        assert_eq!(passed.next_of_stand_in(&new), None, "the instance executes itself");
+        assert_eq!(passed.next_of_helper(&new), None, "the instance executes itself");
         assert_eq!(passed.next(&new), Some(2));
         assert_eq!(passed.next(&old), Some(3));
     }
 
     #[test]
     fn no_batch_is_lost_between_threads() {
-        let (passed, executed) = (Passed::new(), AtomicUsize::new(0));
+        let (passed, executed) = (Passed::default(), AtomicUsize::new(0));
         let (threads, batches) = (4, 20_000);
         std::thread::scope(|scope| {
             for thread in 0..threads {
@@ -239,13 +243,13 @@ mod tests {
                         let kept = if batch % 3 == 0 {
                             Attempt::Kept(batch)
                         } else {
-                            passed.pass(batch, &executors)
+                            passed.pass(batch, &executors, ignore)
                         };
                         let mut next = match kept {
                             Attempt::Kept(batch) => Some(batch),
                             Attempt::Passed => continue,
-                            Attempt::PassedWithoutStandIn => {
-                                while passed.next_of_stand_in(&executors).is_some() {
+                            Attempt::PassedWithoutHelper => {
+                                while passed.next_of_helper(&executors).is_some() {
                                     executed.fetch_add(1, Ordering::Relaxed);
                                 }
                                 continue;

@@ -69,7 +69,9 @@ async def start_operator(
     environment: dict[str, str] | None = None,
     **settings: str,
 ) -> OperatorProcess:
-    """Start an operator for one namespace, with a short Lease.
+    """Start an operator for one namespace.
+
+    On a busy machine, it does not lose its Lease.
 
     Args:
         name: name of the replica.
@@ -95,8 +97,8 @@ async def start_operator(
         "INSTANCE": name,
         "LEADER_ELECT": "true",
         "LEADER_ELECT_LEASE": LEASE,
-        "LEADER_ELECT_LEASE_DURATION_SECONDS": "6",
-        "LEADER_ELECT_RENEW_DEADLINE_SECONDS": "4",
+        "LEADER_ELECT_LEASE_DURATION_SECONDS": "60",
+        "LEADER_ELECT_RENEW_DEADLINE_SECONDS": "40",
         "LEADER_ELECT_RETRY_SECONDS": "0.5",
         **settings,
     }

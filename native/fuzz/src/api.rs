@@ -13,11 +13,19 @@ use crate::model::{Input, Instance, Model, Output, Request, Response};
 
 pub type Handle = c_void;
 
-/// A counter of the metrics page.
+/// A counter or gauge of the metrics page.
 pub struct Metric {
+    /// Whether it never falls.
+    is_counter: bool,
     /// Sum of the increments.
-    pub value: Mutex<f64>,
+    value: Mutex<f64>,
 }
+
+/// Highest value of any gauge so far.
+pub static HIGHEST: Mutex<f64> = Mutex::new(0.0);
+
+static COUNTER: i32 = 0;
+static GAUGE: i32 = 1;
 
 /// An error of the server or the backend.
 pub struct Failure {
@@ -98,33 +106,37 @@ pub unsafe extern "C" fn TRITONSERVER_ParameterDelete(parameter: *mut CString) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONSERVER_MetricFamilyNew(
-    family: *mut *mut Handle,
-    _kind: i32,
+    family: *mut *const i32,
+    kind: i32,
     name: *const c_char,
-    _description: *const c_char,
+    description: *const c_char,
 ) -> *mut Failure {
-    // The backend never deletes a family.
-    unsafe { *family = name.cast_mut().cast() };
+    assert!([name, description].iter().all(|text| !unsafe { CStr::from_ptr(*text) }.is_empty()));
+    // The backend never deletes a family, of which only the kind is needed.
+    unsafe { *family = if kind == COUNTER { &COUNTER } else { &GAUGE } };
     null_mut()
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONSERVER_MetricNew(
     metric: *mut *mut Metric,
-    family: *mut Handle,
+    family: *const i32,
     labels: *const *const CString,
     count: u64,
 ) -> *mut Failure {
     assert!(!family.is_null());
     let labels = unsafe { std::slice::from_raw_parts(labels, count as usize) };
     assert!(labels.iter().all(|label| !unsafe { &**label }.is_empty()));
-    unsafe { *metric = Box::into_raw(Box::new(Metric { value: Mutex::new(0.0) })) };
+    let is_counter = unsafe { *family } == COUNTER;
+    unsafe { *metric = Box::into_raw(Box::new(Metric { is_counter, value: Mutex::new(0.0) })) };
     null_mut()
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONSERVER_MetricDelete(metric: *mut Metric) -> *mut Failure {
-    drop(unsafe { Box::from_raw(metric) });
+    let metric = unsafe { Box::from_raw(metric) };
+    let left = *metric.value.lock().expect("not poisoned");
+    assert!(metric.is_counter || left == 0.0, "requests of an unloaded model wait");
     null_mut()
 }
 
@@ -133,8 +145,15 @@ pub unsafe extern "C" fn TRITONSERVER_MetricIncrement(
     metric: *mut Metric,
     value: f64,
 ) -> *mut Failure {
-    assert!(value >= 0.0 && value.is_finite(), "a counter does not fall");
-    *unsafe { &(*metric).value }.lock().expect("not poisoned") += value;
+    let metric = unsafe { &*metric };
+    assert!(value.is_finite() && (value >= 0.0 || !metric.is_counter), "a counter does not fall");
+    let mut sum = metric.value.lock().expect("not poisoned");
+    *sum += value;
+    assert!(*sum >= 0.0, "fewer than no requests wait");
+    if !metric.is_counter {
+        let mut highest = HIGHEST.lock().expect("not poisoned");
+        *highest = highest.max(*sum);
+    }
     null_mut()
 }
 

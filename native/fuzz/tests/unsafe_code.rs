@@ -6,6 +6,7 @@
 use std::ffi::CString;
 use std::sync::{Arc, Barrier};
 
+use testserver::api::HIGHEST;
 use testserver::fixtures::{Choices, config, folder, load, raw_request, request};
 use testserver::model::{Answer, Loaded, Request};
 
@@ -103,6 +104,7 @@ fn a_new_instance_answers_while_another_executes() {
     assert_eq!(numbers(&other[0], "Lengths"), [1]);
     assert_eq!(numbers(&answers[0], "InputIds"), [2, 3, 1]);
     assert_eq!(numbers(&answers[1], "Lengths"), [2]);
+    assert_eq!(*HIGHEST.lock().unwrap(), 2.0, "passed requests count as waiting");
 }
 
 #[test]

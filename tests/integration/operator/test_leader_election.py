@@ -330,19 +330,21 @@ class Replicas:
     stack: contextlib.AsyncExitStack
     started: list[OperatorProcess] = field(default_factory=list)
 
-    async def start(self) -> OperatorProcess:
+    async def start(self, **settings: str) -> OperatorProcess:
         number = len(self.started)
         proxy = await self.stack.enter_async_context(FaultProxy(self.api_server.kubeconfig))
         started = await start_operator(
-            f"replica-{number}", proxy, self.folder / str(number), self.namespace
+            f"replica-{number}", proxy, self.folder / str(number), self.namespace, **settings
         )
         self.started.append(started)
         self.stack.push_async_callback(started.end)
         return started
 
     async def pair(self) -> tuple[OperatorProcess, OperatorProcess]:
-        """A leader with one reconciled pipeline, and a standby."""
-        leader = await self.start()
+        """A leader whose Lease expires soon after a fault, and a standby."""
+        leader = await self.start(
+            LEADER_ELECT_LEASE_DURATION_SECONDS="12", LEADER_ELECT_RENEW_DEADLINE_SECONDS="8"
+        )
         await eventually("a leader", leader.leads, START_SECONDS)
         standby = await self.start()
         await eventually("a standby", standby.stands_by, START_SECONDS)
@@ -354,7 +356,10 @@ async def replicas(
     api_server: ControlPlane, namespace: str, tmp_path: Path
 ) -> AsyncIterator[Replicas]:
     async with contextlib.AsyncExitStack() as stack:
-        yield Replicas(api_server, namespace, tmp_path, stack)
+        replicas = Replicas(api_server, namespace, tmp_path, stack)
+        yield replicas
+        for each in replicas.started:
+            print(f"{each.name} (exit status {each.process.returncode}):\n{each.log.read_text()}")
 
 
 async def add_pipeline(admin: Client, namespace: str, name: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from google.protobuf import json_format
@@ -401,3 +402,6 @@ async def test_instances_are_added_while_requests_wait(server: LocalTriton) -> N
         await asyncio.gather(load, *clients)
         assert done, "the change waited for the last request"
         assert await client.instance_count(steps.name) == 4
+    async with httpx.AsyncClient() as http:
+        page = (await http.get(server.metrics_url)).text
+    assert f'tritonpipe_step_passed_requests{{model="{steps.name}",version="1"}} 0\n' in page

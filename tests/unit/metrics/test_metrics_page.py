@@ -27,6 +27,8 @@ nv_inference_compute_infer_duration_us{model="tokenizer",version="1"} 4e3
 nv_inference_pending_request_count{model="tokenizer",version="1"} 3
 nv_inference_pending_request_count{model="model",version="1"} 4
 nv_inference_pending_request_count{model="model",version="2"} 1
+# TYPE tritonpipe_step_passed_requests gauge
+tritonpipe_step_passed_requests{model="tokenizer",version="1"} 7
 # TYPE nv_gpu_utilization gauge
 nv_gpu_utilization{gpu_uuid="GPU-1"} 0.25
 nv_gpu_utilization{gpu_uuid="GPU-2"} 0.75
@@ -46,7 +48,9 @@ def test_sums_label_sets_and_versions_of_a_model() -> None:
         4000,
         3,
     )
+    assert (tokenizer.passed, tokenizer.queued) == (7, 10)
     assert (model.success, model.failure, model.execs, model.pending) == (30, 3, 5, 5)
+    assert model.queued == 5
     assert gpu == 0.75
 
 

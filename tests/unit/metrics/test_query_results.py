@@ -38,7 +38,7 @@ def test_series_become_scrapes_with_their_own_times() -> None:
     seen = read(whole())
     assert seen.problem == ""
     assert [scrape.at for scrape in seen.scrapes] == [100.0, 105.0]
-    assert seen.scrapes[1].models["tokenizer"] == ModelCounters(2, 2, 2, 0, 2, 2, 2, 2, 2, 2, 2)
+    assert seen.scrapes[1].models["tokenizer"] == ModelCounters(2, 2, 2, 0, 2, 2, 2, 2, 2, 2, 2, 2)
     assert seen.scrapes[1].models["model"].success == 4
 
 
@@ -93,6 +93,7 @@ OPTIONAL = {
     "nv_inference_request_failure",
     "tritonpipe_step_busy_us",
     "tritonpipe_step_cpu_us",
+    "tritonpipe_step_passed_requests",
 }
 
 

@@ -322,6 +322,19 @@ def test_gauges() -> None:
     assert ModelSeries(one, "m").newest == NOW
 
 
+def test_passed_requests_are_pending() -> None:
+    before, after = (
+        Scrape(at, {"m": ModelCounters(pending=pending, passed=passed)})
+        for at, pending, passed in ((NOW - 5, 10, 0), (NOW, 1, 19))
+    )
+    one = ModelSeries(PodHistory((before, after)), "m")
+    assert one.pending == 20
+    assert one.mean_pending(5) == 15
+    found = one.rates(5)
+    assert found is not None
+    assert found.growth == 2
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_absurd_values_are_named(value: float) -> None:
     one = PodHistory((Scrape(NOW, {"m": ModelCounters(pending=value)}),))

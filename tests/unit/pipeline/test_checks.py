@@ -632,6 +632,26 @@ def test_lint_says_what_is_probably_not_meant(case: str) -> None:
     assert "signature" not in str(one.warnings)
 
 
+@pytest.mark.parametrize(
+    ("policy", "bounded"),
+    [
+        ({"maxQueueSize": 9}, True),
+        ({"defaultTimeoutMicroseconds": 9}, True),
+        ({"defaultTimeoutMicroseconds": 9, "timeoutAction": "REJECT"}, True),
+        ({"defaultTimeoutMicroseconds": 9, "timeoutAction": "DELAY"}, False),
+        ({"maxQueueSize": 0, "defaultTimeoutMicroseconds": 0}, False),
+    ],
+)
+def test_a_queue_is_bounded_by_its_length_or_by_a_time_limit(
+    policy: dict[str, Any], bounded: bool
+) -> None:
+    tokenizer = {**PINNED["tokenizer"], "dynamicBatching": {"queuePolicy": policy}}
+    one = built(tokenizer=tokenizer, model=PINNED["model"], slo={"p99Milliseconds": 50})
+    assert [item.code for item in one.warnings] == (
+        [] if bounded else [FindingCode.QUEUE_UNBOUNDED]
+    )
+
+
 @pytest.mark.parametrize("name", ["sst-2", "sst_2.v1", "SST~2"])
 def test_lint_takes_a_name_that_no_client_escapes(name: str) -> None:
     assert built(**GOOD, ensemble={"modelName": name}).warnings == []

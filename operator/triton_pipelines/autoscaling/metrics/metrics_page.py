@@ -24,9 +24,10 @@ FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_compute_infer_duration_us": "compute_infer_us",
     "nv_inference_compute_output_duration_us": "compute_output_us",
     "nv_inference_pending_request_count": "pending",
-    # Counters of the built-in tokenizer.
+    # Counters and gauge of the built-in tokenizer.
     "tritonpipe_step_busy_us": "busy_us",
     "tritonpipe_step_cpu_us": "cpu_us",
+    "tritonpipe_step_passed_requests": "passed",
 }
 GPU_UTILIZATION: Final = "nv_gpu_utilization"
 LINES_MAX: Final = 20_000

@@ -23,7 +23,7 @@ _ORDER: Final = tuple(field.name for field in fields(ModelCounters))
 _NAMES: Final = tuple(sorted(FIELDS, key=lambda name: _ORDER.index(FIELDS[name])))
 _INDEX: Final = {name: index for index, name in enumerate(_NAMES)}
 # These series may be missing if there are no failures, no cache or no built-in tokenizer.
-_OPTIONAL: Final = frozenset({"failure", "cache_hits", "busy_us", "cpu_us"})
+_OPTIONAL: Final = frozenset({"failure", "cache_hits", "busy_us", "cpu_us", "passed"})
 _NEEDED: Final = sum(1 << index for index, field in enumerate(_ORDER) if field not in _OPTIONAL)
 _SHAPE_ERRORS: Final = (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError)
 

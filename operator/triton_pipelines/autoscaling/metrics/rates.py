@@ -152,14 +152,14 @@ class ModelSeries:
     @property
     def pending(self) -> float | None:
         """Return the number of requests pending now; ``None`` without a sample."""
-        return self._all[-1][1].pending if self._all else None
+        return self._all[-1][1].queued if self._all else None
 
     def mean_pending(self, seconds: float) -> float | None:
-        """Return the mean of the pending gauge over the last ``seconds``; ``None`` if unknown."""
+        """Return the mean number of pending requests in the last ``seconds``, if known."""
         if not self._all:
             return None
         since = self._all[-1][0] - seconds - _EDGE
-        values = [counters.pending for at, counters in self._all if at >= since]
+        values = [counters.queued for at, counters in self._all if at >= since]
         return sum(values) / len(values)
 
     def rates(self, seconds: float | None, *, skip: int = 0) -> Rates | None:
@@ -199,7 +199,7 @@ def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | Non
 
 
 def mean_pending(history: PodHistory, model: str, seconds: float) -> float | None:
-    """Return the mean of the pending gauge over the last ``seconds``; ``None`` without samples."""
+    """Return the mean number of pending requests in the last ``seconds``, if known."""
     return ModelSeries(history, model).mean_pending(seconds)
 
 
@@ -287,7 +287,7 @@ class _UnderWay:
         # instances spent the whole interval on one execution each.
         silent = (
             max(0.0, instances - (b.execs - a.execs)) * (end - begin)
-            if min(a.pending, b.pending) > 0
+            if min(a.queued, b.queued) > 0
             else 0.0
         )
         if not silent:
@@ -353,7 +353,7 @@ def _between(first: Sampled, last: Sampled, busy: float, *, covered: bool) -> Ra
     return Rates(
         seconds=seconds,
         throughput=success / seconds,
-        growth=(b.pending - a.pending) / seconds,
+        growth=(b.queued - a.queued) / seconds,
         busy=busy / seconds,
         executions=executions / seconds,
         computed=computed / seconds,

@@ -22,7 +22,7 @@ and products of such values exceed what a float holds."""
 
 @dataclass(frozen=True, slots=True)
 class ModelCounters:
-    """Cumulative counters of one model in one pod, and its gauge of pending requests.
+    """Cumulative counters of one model in one pod, and its gauges of queued requests.
 
     Triton's own times are microseconds summed per request and not per execution: it adds a batch's
     time once for each of its requests.
@@ -45,11 +45,19 @@ class ModelCounters:
     compute_output_us: float = 0.0
     """Time to collect outputs."""
     pending: float = 0.0
-    """Requests that are queued and not executing."""
+    """Requests in Triton's queue that are not executing."""
     busy_us: float = 0.0
     """Time in which instances executed, each batch once; 0 where the step does not report it."""
     cpu_us: float = 0.0
     """CPU time of the instances; 0 where the step does not report it."""
+    passed: float = 0.0
+    """Requests that a new instance passed on and that are queued; Triton does not count them as
+    pending. Only the built-in tokenizer passes requests on."""
+
+    @property
+    def queued(self) -> float:
+        """Requests that wait and are not executing."""
+        return self.pending + self.passed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 from triton_pipelines.api.base import Finding, Switch
+from triton_pipelines.api.batching import QueuePolicy, TimeoutAction
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.scaling import CpuResize, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
@@ -89,15 +90,23 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
     first = next((step for step in graph.steps if step.repeats is None), None)
-    if slo.p99_milliseconds is not None and first is not None and first.batching is not None:
-        policy = first.batching.queue_policy
-        if policy is None or not policy.max_queue_size:
-            yield warning(
-                f"{first.path}.dynamicBatching.queuePolicy",
-                "the queue is unbounded, so under overload every request waits longer than"
-                " spec.slo.p99Milliseconds; set maxQueueSize and a timeout to shed load early",
-                code=FindingCode.QUEUE_UNBOUNDED,
-            )
+    if slo.p99_milliseconds is None or first is None or first.batching is None:
+        return
+    if not _is_bounded(first.batching.queue_policy):
+        yield warning(
+            f"{first.path}.dynamicBatching.queuePolicy",
+            "the queue is unbounded, so under overload every request waits longer than"
+            " spec.slo.p99Milliseconds; set defaultTimeoutMicroseconds, unless requests are rare:"
+            " with a queue policy, Triton may delay such requests by 0.5 s",
+            code=FindingCode.QUEUE_UNBOUNDED,
+        )
+
+
+def _is_bounded(policy: QueuePolicy | None) -> bool:
+    if policy is None:
+        return False
+    rejects = policy.timeout_action is not TimeoutAction.DELAY
+    return bool(policy.max_queue_size or (policy.default_timeout_microseconds and rejects))
 
 
 def _optional_inputs(graph: Graph) -> Iterator[Finding]:

@@ -71,6 +71,13 @@ def _spent(*parts: str) -> str:
     return " + ".join(_rate(f"nv_inference_compute_{part}_duration_us") for part in parts)
 
 
+def _queued(function: str = "{}") -> str:
+    """Return a function of both gauges of queued requests; a label distinguishes the series."""
+    pending = function.format("nv_inference_pending_request_count")
+    passed = function.format("tritonpipe_step_passed_requests")
+    return f'{pending} or label_replace({passed}, "queue", "passed", "", "")'
+
+
 # tritonpipe_step_instances by model. Without that label the step's name is used, which is the
 # model's default name.
 INSTANCES: Final = (
@@ -97,17 +104,15 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
 def _load_rules() -> dict[str, str]:
     """Return the rules about requests and instances, from Triton's metrics."""
     hits = f"({_rate('nv_cache_num_hits_per_model')} or 0 * tritonpipe:throughput:rate)"
+    growth = _queued(f"deriv({{}}[{WINDOW}])")
     on = "on (namespace, pod, model) group_left ()"
     return {
         # Completions per second.
         "tritonpipe:throughput:rate": _rate("nv_inference_request_success"),
         # Requests that wait and are not executing.
-        "tritonpipe:pending:sum": f"sum by ({BY}) (nv_inference_pending_request_count)",
+        "tritonpipe:pending:sum": f"sum by ({BY}) ({_queued()})",
         # Arrivals per second: completions and growth of the backlog.
-        "tritonpipe:arrivals:rate": (
-            f"tritonpipe:throughput:rate + sum by ({BY})"
-            f" (deriv(nv_inference_pending_request_count[{WINDOW}]))"
-        ),
+        "tritonpipe:arrivals:rate": (f"tritonpipe:throughput:rate + sum by ({BY}) ({growth})"),
         # Requests per execution. Cache hits are excluded because they are not executed.
         "tritonpipe:batch:mean": (
             f"(tritonpipe:throughput:rate - {hits}) / ({_rate('nv_inference_exec_count')} > 0)"
