@@ -72,6 +72,15 @@ class QueuePolicy(ApiModel):
     ] = None
 
     @property
+    def limits(self) -> bool:
+        """Return whether the policy sets any limit."""
+        return bool(
+            self.max_queue_size
+            or self.default_timeout_microseconds
+            or self.allow_timeout_override is Switch.ENABLED
+        )
+
+    @property
     def delays(self) -> bool:
         """Return whether a request that waited too long is moved behind all others."""
         return (

@@ -74,6 +74,8 @@ class StepDemand:
     """Busy or waiting beyond the threshold (T of the decision table)."""
     stalled: bool = False
     """Requests wait and none completes."""
+    overloaded: bool = False
+    """Requests wait, and more arrive than the instances process, or suddenly more than before."""
 
 
 def instances_between(state: StepState, count: int) -> Callable[[float, float], InstanceRange]:
@@ -182,7 +184,8 @@ def step_demand(
     capacity, pods = max(1, sum(counts.values())), max(1, len(counts))
     wait = signal.waiting * service / capacity
     behind = wait > service
-    if behind and signal.last is not None and _is_beyond_noise(signal.last, arrivals):
+    jumped = behind and signal.last is not None and _is_beyond_noise(signal.last, arrivals)
+    if jumped and signal.last is not None:
         jump = 0.0 if grew else _arrivals_after_jump(signal, capacity / service)
         arrivals = max(arrivals, signal.last.arrivals, jump)
     offered = arrivals * service
@@ -206,6 +209,7 @@ def step_demand(
         busy=offered / capacity,
         saturated=busiest >= law.up_threshold or worst_wait > service,
         stalled=stalled,
+        overloaded=jumped or (behind and offered >= capacity),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from triton_pipelines.autoscaling import control_law, diminishing_returns, verdicts
 from triton_pipelines.autoscaling.caps import CpuBudget, GrowthCap, is_out_of_memory
@@ -25,6 +26,8 @@ from triton_pipelines.autoscaling.types import (
     StepState,
     VerdictCause,
 )
+
+_AT_ONCE: Final = "the maximum at once, because Triton makes no further change while requests wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,9 @@ def decide_step(
     if not context.partial:
         state = control_law.record_demand(state, desired, limits.law, now)
     state = control_law.record_count(state, item.count, now)
-    following = _next_count(item, state, desired, context)
+    # No further growth may be possible during the overload, which may have only begun.
+    at_once = demand.overloaded and not item.limits.grows_under_load and desired > item.count
+    following = _next_count(item, state, cap.count if at_once else desired, context)
     frees_memory = _must_free_memory(item, state, following.count, context)
     count = item.count - 1 if frees_memory else following.count
     decision, limitation = _verdict(item, state, demand, cap, context, count)
@@ -182,6 +187,8 @@ def decide_step(
             reason=f"{_memory_text(context)}; {decision.reason}",
             cause=VerdictCause.FREEING_MEMORY,
         )
+    elif at_once and count > item.count:
+        decision = replace(decision, reason=f"{decision.reason}; {_AT_ONCE}")
     if following.flapping:
         limitation = _flapping(item, state)
     after = control_law.after_change(replace(state, desired=item.count), item.count, count, now)

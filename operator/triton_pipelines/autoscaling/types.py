@@ -121,6 +121,9 @@ class StepLimits:
     """Share of /dev/shm that the renderer reserves for one instance."""
     tokenizer: bool = True
     """Whether the step is the tokenizer."""
+    grows_under_load: bool = True
+    """Whether Triton completes a growth while requests wait. Otherwise, it makes no further change
+    until none waits (docs/decisions/0042-growth-under-load.md)."""
 
 
 @dataclass(frozen=True, slots=True)

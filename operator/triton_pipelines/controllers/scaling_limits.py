@@ -150,4 +150,17 @@ def _step_limits(step: Step) -> StepLimits:
         memory_bytes=float(memory_per_instance(step)),
         shared_memory_bytes=float(shared_memory_per_instance(step)),
         tokenizer=step.role is Role.TOKENIZER,
+        grows_under_load=step.native or not _forms_batches_ahead(step),
     )
+
+
+def _forms_batches_ahead(step: Step) -> bool:
+    """Return whether Triton queues batches for the instances in advance.
+
+    It does not with priorities or a queue policy (``support_prefetching_`` in scheduler_utils.cc).
+    """
+    batching = step.batching
+    if batching is None:
+        return True
+    policy = batching.queue_policy
+    return not (batching.priority_levels or (policy is not None and policy.limits))

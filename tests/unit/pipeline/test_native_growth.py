@@ -60,6 +60,25 @@ def test_the_first_growth_of_native_instances_needs_no_measured_duration() -> No
     assert native < 1
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        ({"dynamicBatching": {}}, True),
+        (CUSTOM | {"dynamicBatching": {}}, False),
+        (CUSTOM | {"dynamicBatching": {"mode": "Disabled"}}, False),
+        (CUSTOM | {"dynamicBatching": {"queuePolicy": {"timeoutAction": "DELAY"}}}, False),
+        (CUSTOM | {"dynamicBatching": {"queuePolicy": {"maxQueueSize": 8}}}, True),
+        (CUSTOM | {"dynamicBatching": {"queuePolicy": {"allowTimeoutOverride": "Enabled"}}}, True),
+        (CUSTOM | {"dynamicBatching": {"priorityLevels": 2, "defaultPriorityLevel": 1}}, True),
+    ],
+)
+def test_processes_grow_under_load_only_if_triton_queues_no_batches(
+    tokenizer: Mapping[str, Any], expected: bool
+) -> None:
+    (step,) = limits(tokenizer).steps
+    assert step.grows_under_load is expected
+
+
 def test_only_processes_need_shared_memory() -> None:
     small = {"sharedMemory": "256Mi"}
     assert cap(limits(CUSTOM, **small)).kind is CapKind.SHARED_MEMORY

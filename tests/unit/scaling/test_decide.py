@@ -84,6 +84,35 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     assert done.state.history[0].after == 12
 
 
+def one_growth(high: int = 20, **fields: float) -> PipelineLimits:
+    """Limits of a step that Triton changes no further while requests wait."""
+    given = limits(high=high, **fields)
+    return replace(given, steps=(replace(given.steps[0], grows_under_load=False),))
+
+
+def test_a_step_that_cannot_grow_again_grows_to_its_cap_during_an_overload() -> None:
+    usual = decided(sample(LOADED), bounds=limits(high=20)).steps[0]
+    done = decided(sample(LOADED), bounds=one_growth())
+    assert usual.count < done.steps[0].count == 20
+    assert "the maximum at once" in done.steps[0].reason
+    assert "at once" not in usual.reason
+    # What the load needs is remembered, so the count can fall to it later.
+    assert max(need for _, need in done.state.steps[TOKENIZER].demands) == usual.count
+
+
+def test_the_cap_is_also_that_of_the_cpu() -> None:
+    seen = sample(LOADED, usage=PodUsage(at=NOW, cpu_cores=2.2))
+    done = decided(seen, bounds=one_growth(cpu_limit=6.0))
+    assert done.steps[0].count == 5
+
+
+@pytest.mark.parametrize("flow", [Flow(rate=165), Flow(rate=170, pending=5)])
+def test_without_an_overload_a_step_grows_to_what_it_needs(flow: Flow) -> None:
+    usual = decided(sample(flow), bounds=limits(high=20)).steps[0]
+    assert usual.count > 2
+    assert decided(sample(flow), bounds=one_growth()).steps[0] == usual
+
+
 def test_a_jump_inside_the_last_interval_is_completed() -> None:
     """Extrapolate a jump in load inside the last interval.
 
