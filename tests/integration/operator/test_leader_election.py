@@ -113,7 +113,7 @@ async def test_a_renewing_leader_keeps_the_lease(
     api_server: ControlPlane, namespace: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     kubeconfig = proxy.write_kubeconfig(tmp_path / "kubeconfig")
-    timing = LeaseTiming(duration=6, renew_deadline=5.0, retry_period=0.2)
+    timing = LeaseTiming(duration=12, renew_deadline=10.0, retry_period=0.2)
     async with (
         candidate(kubeconfig, namespace, "a", timing) as a,
         candidate(api_server.kubeconfig, namespace, "b", timing) as b,
@@ -165,7 +165,7 @@ async def test_a_released_lease_is_acquired_at_once(
 async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
     namespace: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    timing = LeaseTiming(duration=15, renew_deadline=2.0, retry_period=0.2)
+    timing = LeaseTiming(duration=30, renew_deadline=5.0, retry_period=0.2)
     kubeconfig = proxy.write_kubeconfig(tmp_path / "kubeconfig")
     async with candidate(kubeconfig, namespace, timing=timing) as elector:
         await elector.acquire()
