@@ -184,6 +184,36 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     assert "late" in condition(loop, "ScalingActive")["message"]
 
 
+CUSTOM: dict[str, Any] = {
+    "type": "Python",
+    "source": None,
+    "python": {"code": {"inline": "x = 1"}},
+    "outputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pending", "is_measured"),
+    [({}, 100.0, True), (CUSTOM, 100.0, False), (CUSTOM, 0.0, True)],
+    ids=["built-in", "custom, requests wait", "custom"],
+)
+async def test_an_increase_that_waits_for_the_end_of_an_overload_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: dict[str, Any],
+    pending: float,
+    is_measured: bool,
+) -> None:
+    """The next decisions would expect each increase to take as long as this overload."""
+    loop = loop_of(monkeypatch, settled(tokenizer=tokenizer))
+    loop.flow(rate=95.0, service=0.010, pending=pending)
+    await loop.tick()
+    await loop.settle()
+    memory = loop.scaler._states[loop.key].memory
+    assert memory is not None
+    assert loop.counts["tokenizer"] > 1
+    assert (memory.actuation is not None) is is_measured
+
+
 # --- over a restart -------------------------------------------------------------------------------
 
 

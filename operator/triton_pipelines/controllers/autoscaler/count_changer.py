@@ -28,6 +28,7 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
 )
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.scaling_limits import grows_under_load
 
 INTENT_POLL_SECONDS: Final = 0.1
 
@@ -128,6 +129,7 @@ class CountChanger:
         if not others:
             return
         public = state.graph.model_name
+        was_waited_for = step.name in state.waited_for
         change = await change_count(step.model_name, public, count, targets, pace=self.pace)
         for name, result in change.pods.items():
             if result.result is not PodResult.GONE:
@@ -137,7 +139,10 @@ class CountChanger:
         memory = state.memory or ScalingState()
         if change.is_verified:
             state.backoff = ScalingBackoff()
-            state.memory = replace(memory, actuation=change.seconds or memory.actuation)
+            # Otherwise, the time contains that until no request waited any more.
+            is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
+            seconds = change.seconds if is_measured else None
+            state.memory = replace(memory, actuation=seconds or memory.actuation)
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
