@@ -75,17 +75,7 @@ class CountChanger:
                 state.memory, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
-            for step in state.steps:
-                if step.name not in desired:
-                    continue
-                previous = before.steps.get(step.name) if step.name in changed else None
-                await self._change_step(
-                    key,
-                    state,
-                    step,
-                    desired[step.name],
-                    previous.desired if previous is not None else None,
-                )
+            await self._change_steps(key, state, desired, changed, before)
         except Exception as error:
             self._fail(
                 state,
@@ -106,6 +96,28 @@ class CountChanger:
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
+
+    async def _change_steps(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        desired: Mapping[str, int],
+        changed: Mapping[str, int],
+        before: ScalingState,
+    ) -> None:
+        """Change all steps at a time: an increase of Python code can last as long as an overload.
+
+        Triton completes those of other models meanwhile (measured).
+        """
+        changes = []
+        for step in state.steps:
+            if step.name in desired:
+                previous = before.steps.get(step.name) if step.name in changed else None
+                count = previous.desired if previous is not None else None
+                changes.append(self._change_step(key, state, step, desired[step.name], count))
+        for result in await asyncio.gather(*changes, return_exceptions=True):
+            if result is not None:
+                raise result
 
     async def _change_step(
         self,
