@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from triton_pipelines.autoscaling.signals import CPU_HEADROOM, THROTTLED, CpuSignal
@@ -49,6 +49,8 @@ class StepLoad:
     """Service time, seconds."""
     cpu_share: float | None = None
     """Share of their busy time in which instances had a core; ``None``: not reported."""
+    grows_at_once: bool = False
+    """Whether it is to get what the other steps do not ask for."""
 
     @property
     def used(self) -> int:
@@ -66,6 +68,9 @@ class GrowthCap:
     """What sets the bound."""
     text: str
     """What sets the bound, with its numbers, for people."""
+    at_once: int = 0
+    """Most instances that leave the other steps what they ask for; 0 if the step does not grow at
+    once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +149,31 @@ class _Free:
     def take(self, load: StepLoad, cap: int, cores: float) -> None:
         """Subtract what the step takes within its cap."""
         taken = min(load.instances, cap)
-        grown = max(0, taken - load.count)
         self.cores -= max(0, taken - load.used) * cores
+        self._take_memory(load.limits, max(0, taken - load.count))
+
+    def take_rest(self, load: StepLoad, cap: int, cores: float) -> int:
+        """Subtract what the step takes beyond :meth:`take`, and return its count."""
+        taken = min(load.instances, cap)
+        room = [float(cap - taken)]
+        if math.isfinite(self.cores):
+            room.append(self.cores / cores)
+        for left, each in (
+            (self.memory, load.limits.memory_bytes),
+            (self.shared_memory, load.limits.shared_memory_bytes),
+        ):
+            if left is not None and each:
+                room.append(left / each)
+        more = max(0, _fits(min(room), 1.0))
+        self.cores -= more * cores
+        self._take_memory(load.limits, more)
+        return taken + more
+
+    def _take_memory(self, step: StepLimits, instances: int) -> None:
         if self.memory is not None:
-            self.memory -= grown * load.limits.memory_bytes
+            self.memory -= instances * step.memory_bytes
         if self.shared_memory is not None:
-            self.shared_memory -= grown * load.limits.shared_memory_bytes
+            self.shared_memory -= instances * step.shared_memory_bytes
 
 
 def growth_caps(
@@ -159,6 +183,7 @@ def growth_caps(
 
     Steps that ask for more share the free CPU and memory. The step with the longest wait per
     CPU-second comes first, but working off its backlog comes after what all steps need steadily.
+    What is left then goes to the steps that grow at once.
     """
     result: dict[str, GrowthCap] = {}
     free = _Free(
@@ -172,6 +197,11 @@ def growth_caps(
         lowest = min(bounds, key=lambda bound: bound.count)
         result[load.limits.name] = GrowthCap(max(1, lowest.count), lowest.kind, lowest.text)
         free.take(load, lowest.count, budget.cores[load.limits.name])
+    for load in order:
+        if load.grows_at_once:
+            name = load.limits.name
+            count = free.take_rest(load, result[name].count, budget.cores[name])
+            result[name] = replace(result[name], at_once=count)
     return result
 
 

@@ -190,14 +190,24 @@ def _decide_steps(
             steady_instances=demand.steady_instances,
             wait=demand.wait,
             service=demand.service,
+            grows_at_once=_grows_at_once(item, demand),
         )
-        for load, demand in zip(loads, demands, strict=True)
+        for item, load, demand in zip(steps, loads, demands, strict=True)
     ]
     caps = growth_caps(context.limits, requested, context.budget, context.cpu)
     return [
         decide_step(item, demand, caps[item.limits.name], context)
         for item, demand in zip(steps, demands, strict=True)
     ]
+
+
+def _grows_at_once(item: StepObservation, demand: StepDemand) -> bool:
+    """Return whether the step is to grow as far as it can.
+
+    No further growth may be possible during the overload, which may have only begun.
+    """
+    is_last = demand.overloaded and not item.limits.grows_under_load
+    return is_last and demand.instances > item.count
 
 
 def _observe_step(

@@ -175,9 +175,8 @@ def decide_step(
     if not context.partial:
         state = control_law.record_demand(state, desired, limits.law, now)
     state = control_law.record_count(state, item.count, now)
-    # No further growth may be possible during the overload, which may have only begun.
-    at_once = demand.overloaded and not item.limits.grows_under_load and desired > item.count
-    following = _next_count(item, state, cap.count if at_once else desired, context)
+    at_once = cap.at_once > desired > item.count
+    following = _next_count(item, state, cap.at_once if at_once else desired, context)
     frees_memory = _must_free_memory(item, state, following.count, context)
     count = item.count - 1 if frees_memory else following.count
     decision, limitation = _verdict(item, state, demand, cap, context, count)

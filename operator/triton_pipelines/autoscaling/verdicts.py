@@ -70,7 +70,8 @@ class VerdictInputs:
     @property
     def is_capped_by_cpu(self) -> bool:
         """Whether CPU keeps the step from growing."""
-        return self.cap.kind is CapKind.CPU and self.cap.count <= self.count
+        is_capped = self.cap.kind is CapKind.CPU and self.cap.count <= self.count
+        return is_capped and self.count <= self.demand.instances
 
 
 def is_gpu_bound(gpu: GpuSignal, pending: float) -> bool:

@@ -150,8 +150,13 @@ def _step_limits(step: Step) -> StepLimits:
         memory_bytes=float(memory_per_instance(step)),
         shared_memory_bytes=float(shared_memory_per_instance(step)),
         tokenizer=step.role is Role.TOKENIZER,
-        grows_under_load=step.native or not _forms_batches_ahead(step),
+        grows_under_load=grows_under_load(step),
     )
+
+
+def grows_under_load(step: Step) -> bool:
+    """Return whether Triton completes an increase of the count while requests wait."""
+    return step.native or not _forms_batches_ahead(step)
 
 
 def _forms_batches_ahead(step: Step) -> bool:

@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 
 from tests.support import builders
+from tests.support.flows import Flow, history
 from tests.support.loops import Loop, Told, loop_of
 from tests.support.messages import Messages
 from tests.support.operators import eventually
 from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.decide import decide as control_decide
-from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.controllers.autoscaler import controller
 from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
@@ -182,6 +188,60 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     await loop.settle()
     await loop.tick()
     assert "late" in condition(loop, "ScalingActive")["message"]
+
+
+CUSTOM: dict[str, Any] = {
+    "type": "Python",
+    "source": None,
+    "python": {"code": {"inline": "x = 1"}},
+    "outputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pending", "is_measured"),
+    [({}, 100.0, True), (CUSTOM, 100.0, False), (CUSTOM, 0.0, True)],
+    ids=["built-in", "custom, requests wait", "custom"],
+)
+async def test_an_increase_that_waits_for_the_end_of_an_overload_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: dict[str, Any],
+    pending: float,
+    is_measured: bool,
+) -> None:
+    """The next decisions would expect each increase to take as long as this overload."""
+    loop = loop_of(monkeypatch, settled(tokenizer=tokenizer))
+    loop.flow(rate=95.0, service=0.010, pending=pending)
+    await loop.tick()
+    await loop.settle()
+    memory = loop.scaler._states[loop.key].memory
+    assert memory is not None
+    assert loop.counts["tokenizer"] > 1
+    assert (memory.actuation is not None) is is_measured
+
+
+async def test_an_increase_does_not_wait_for_that_of_another_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of Python code can last as long as an overload."""
+    post = {"type": "Softmax", "instances": {"initial": 1, "min": 1, "max": 8}}
+    loop = loop_of(monkeypatch, settled(tokenizer=CUSTOM, postprocess=post))
+    loop.tritons.gate = asyncio.Event()
+
+    def says(one: ExpectedPods) -> PipelineSample:
+        flows = {
+            "tokenizer": Flow(**BUSY),
+            "model": Flow(95.0, 0.0005),
+            "postprocess": Flow(**BUSY),
+        }
+        return PipelineSample({pod: history(flows, now=loop.now) for pod in one.pods}, 5.0, "test")
+
+    loop.collector.says = says
+    await loop.tick()
+    await eventually("both steps are being changed", lambda: len(loop.tritons.loads) == 2)
+    action = loop.scaler._states[loop.key].action
+    assert action is not None
+    action.cancel()
 
 
 # --- over a restart -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,7 @@ from triton_pipelines.autoscaling.types import (
     PipelineLimits,
     ScalingDecision,
     ScalingState,
+    StepDecision,
     StepLimits,
     StepState,
     Verdict,
@@ -84,7 +86,7 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     assert done.state.history[0].after == 12
 
 
-def one_growth(high: int = 20, **fields: float) -> PipelineLimits:
+def one_growth(high: int = 20, **fields: Any) -> PipelineLimits:
     """Limits of a step that Triton changes no further while requests wait."""
     given = limits(high=high, **fields)
     return replace(given, steps=(replace(given.steps[0], grows_under_load=False),))
@@ -104,6 +106,74 @@ def test_the_cap_is_also_that_of_the_cpu() -> None:
     seen = sample(LOADED, usage=PodUsage(at=NOW, cpu_cores=2.2))
     done = decided(seen, bounds=one_growth(cpu_limit=6.0))
     assert done.steps[0].count == 5
+
+
+EACH = 64.0  # memory and shared memory of an instance
+
+
+def shared_growth(*grow_under_load: bool, **bounds: Any) -> list[StepDecision]:
+    """Return the decisions on two overloaded steps, with two instances each, in one pod."""
+    names_of_steps = ("tokenizer", "clean")
+    steps = tuple(
+        StepLimits(
+            name,
+            name,
+            1,
+            20,
+            1,
+            memory_bytes=EACH,
+            shared_memory_bytes=EACH,
+            tokenizer=name == "tokenizer",
+            grows_under_load=grows,
+        )
+        for name, grows in zip(names_of_steps, grow_under_load, strict=True)
+    )
+    usage = PodUsage(NOW, cpu_cores=4.5, memory_bytes=4 * EACH)
+    flows = {
+        name: Flow(rate=200, pending=pending, growth=20)
+        for name, pending in zip(names_of_steps, (110, 100), strict=True)
+    }
+    state = ScalingState(steps={name: StepState(desired=2, service=0.010) for name in flows})
+    seen = PipelineSample({"pod-0": history(flows, usage=usage)}, INTERVAL)
+    limited = PipelineLimits(steps=steps, **bounds)
+    now = {name: {"pod-0": 2} for name in flows}
+    return list(decide(limited, state, seen, now, ["pod-0"], NOW).steps)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "room"),
+    [
+        ({"memory_limit": 14.5 * EACH / 0.95}, 14),
+        ({"shared_memory": 14.5 * EACH}, 14),
+        ({"cpu_limit": 11.0}, 9),  # 0.95 * 11 less 0.5 of others
+    ],
+    ids=["memory", "shared memory", "CPU"],
+)
+@pytest.mark.parametrize("grow_under_load", [(False, False), (False, True), (True, False)])
+def test_growth_to_the_cap_leaves_other_steps_what_they_need(
+    grow_under_load: tuple[bool, bool], bounds: dict[str, float], room: int
+) -> None:
+    usual = shared_growth(True, True, **bounds)
+    done = shared_growth(*grow_under_load, **bounds)
+    assert sum(step.count for step in done) == room
+    for before, after in zip(usual, done, strict=True):
+        assert after.count >= before.count > 2
+    for grows, before, after in zip(grow_under_load, usual, done, strict=True):
+        if grows:
+            assert after.count == before.count
+
+
+@pytest.mark.parametrize("reported", [2, 5])
+def test_a_step_with_more_instances_than_it_needs_is_not_bound_by_the_cpu(reported: int) -> None:
+    """Pods would otherwise get more CPU, as long as requests that already wait keep it busy."""
+    bounds, usage = one_growth(cpu_limit=6.0), PodUsage(at=NOW, cpu_cores=2.2)
+    grown = decided(sample(LOADED, usage=usage), bounds=bounds)
+    assert grown.steps[0].count == 5
+    later = sample(replace(LOADED, pending=100), usage=usage, now=NOW + 5)
+    done = decided(later, reported, bounds=bounds, state=grown.state, now=NOW + 5)
+    assert done.steps[0].figures.demand < 5
+    assert (done.steps[0].count, done.verdict) == (5, Verdict.TOKENIZER_BOUND)
+    assert "no room" not in done.steps[0].reason
 
 
 @pytest.mark.parametrize("flow", [Flow(rate=165), Flow(rate=170, pending=5)])

@@ -28,6 +28,7 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
 )
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.scaling_limits import grows_under_load
 
 INTENT_POLL_SECONDS: Final = 0.1
 
@@ -74,17 +75,7 @@ class CountChanger:
                 state.memory, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
-            for step in state.steps:
-                if step.name not in desired:
-                    continue
-                previous = before.steps.get(step.name) if step.name in changed else None
-                await self._change_step(
-                    key,
-                    state,
-                    step,
-                    desired[step.name],
-                    previous.desired if previous is not None else None,
-                )
+            await self._change_steps(key, state, desired, changed, before)
         except Exception as error:
             self._fail(
                 state,
@@ -105,6 +96,28 @@ class CountChanger:
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
+
+    async def _change_steps(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        desired: Mapping[str, int],
+        changed: Mapping[str, int],
+        before: ScalingState,
+    ) -> None:
+        """Change all steps at a time: an increase of Python code can last as long as an overload.
+
+        Triton completes those of other models meanwhile (measured).
+        """
+        changes = []
+        for step in state.steps:
+            if step.name in desired:
+                previous = before.steps.get(step.name) if step.name in changed else None
+                count = previous.desired if previous is not None else None
+                changes.append(self._change_step(key, state, step, desired[step.name], count))
+        for result in await asyncio.gather(*changes, return_exceptions=True):
+            if result is not None:
+                raise result
 
     async def _change_step(
         self,
@@ -128,6 +141,7 @@ class CountChanger:
         if not others:
             return
         public = state.graph.model_name
+        was_waited_for = step.name in state.waited_for
         change = await change_count(step.model_name, public, count, targets, pace=self.pace)
         for name, result in change.pods.items():
             if result.result is not PodResult.GONE:
@@ -137,7 +151,10 @@ class CountChanger:
         memory = state.memory or ScalingState()
         if change.is_verified:
             state.backoff = ScalingBackoff()
-            state.memory = replace(memory, actuation=change.seconds or memory.actuation)
+            # Otherwise, the time contains that until no request waited any more.
+            is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
+            seconds = change.seconds if is_measured else None
+            state.memory = replace(memory, actuation=seconds or memory.actuation)
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
