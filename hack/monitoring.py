@@ -19,12 +19,8 @@ from typing import Final
 import yaml
 
 from hack.dashboards import dashboards
-from triton_pipelines.compile.render.prometheus_rules import (
-    RUNBOOKS,
-    alerts,
-    groups,
-    recording_rules,
-)
+from triton_pipelines.compile.render.prometheus_rules import RUNBOOKS, alerts, groups
+from triton_pipelines.compile.render.recording_rules import recording_rules
 
 __all__ = ["RUNBOOKS", "alerts", "dashboards", "files", "groups", "recording_rules"]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from triton_pipelines.compile.render.prometheus_rules import RUNBOOKS, Rule
+from triton_pipelines.compile.render.prometheus_rules import RUNBOOKS
+from triton_pipelines.compile.render.recording_rules import Rule
 
 from .grafana import Kind, Panel, Query
 

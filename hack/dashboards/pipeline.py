@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from triton_pipelines.compile.render.prometheus_rules import Scope
 from triton_pipelines.compile.render.prometheus_rules import alerts as alert_rules
+from triton_pipelines.compile.render.recording_rules import Scope
 
 from . import alerts
 from .expressions import (

@@ -144,7 +144,7 @@ def _arrivals_after_jump(signal: StepSignal, capacity: float) -> float:
         last is None
         or before is None
         or last.arrivals < _JUMP * before.arrivals
-        or last.growth <= 0
+        or last.growth + last.rejected <= 0
     ):
         return 0.0
     spare = capacity - before.arrivals

@@ -20,7 +20,8 @@ from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.autoscaling.metrics.metrics_page import FIELDS
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.compile.render.prometheus_rules import Scope, groups
+from triton_pipelines.compile.render.prometheus_rules import groups
+from triton_pipelines.compile.render.recording_rules import Scope
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics

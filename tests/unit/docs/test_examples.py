@@ -9,12 +9,14 @@ import ast
 import copy
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 
@@ -101,6 +103,40 @@ def test_fragments_are_looked_at() -> None:
         "spec:\n  model:\n    instances: {kind: GPU}\n  server:\n    gpu: {count: 0}\n",
     )
     assert [len(findings(document)) for document in pipelines(wrong)] == [1]
+
+
+CHART = markdown.ROOT / "charts" / "triton-pipelines"
+VALUES_SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+
+def chart_values(fence: markdown.Fence) -> Iterator[dict[str, Any]]:
+    """Yield the documents of an example that have only top-level values of the chart."""
+    for document in libyaml.load_all(fence.text):
+        if isinstance(document, dict) and document.keys() <= VALUES_SCHEMA["properties"].keys():
+            yield document
+
+
+@pytest.mark.parametrize(
+    "fence", [fence for fence in YAML if any(True for _ in chart_values(fence))], ids=str
+)
+def test_the_chart_accepts_values(fence: markdown.Fence) -> None:
+    for document in chart_values(fence):
+        jsonschema.validate(document, VALUES_SCHEMA)
+
+
+def test_wrong_values_are_found() -> None:
+    wrong = markdown.Fence("page", 1, ("yaml",), "watch: {namespace: team-a}")
+    with pytest.raises(jsonschema.ValidationError, match="namespace"):
+        jsonschema.validate(next(chart_values(wrong)), VALUES_SCHEMA)
+
+
+@pytest.mark.parametrize("page", markdown.pages(), ids=markdown.name)
+def test_helm_commands_name_the_namespace(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(
+        r"helm (?:install|upgrade|rollback|history|uninstall) triton-pipelines[^`\n]*", text
+    )
+    assert [command for command in found if "--namespace" not in command] == []
 
 
 def commands(fence: markdown.Fence) -> Iterator[list[str]]:

@@ -216,3 +216,20 @@ def test_every_sample_is_listed() -> None:
         for link in markdown.links(markdown.ROOT / "manifests/samples/README.md")
         if link.endswith(".yaml")
     }
+
+
+def test_the_roles_page_names_every_resource_of_the_roles() -> None:
+    page = (markdown.ROOT / "docs/user/operator-permissions.md").read_text(encoding="utf-8")
+    roles = sections(page)["Roles"].lower().replace(" ", "")
+    templates = markdown.ROOT / "charts/triton-pipelines/templates"
+    rules = "\n".join(
+        (templates / name).read_text(encoding="utf-8") for name in ("_helpers.tpl", "rbac.yaml")
+    )
+    listed = {
+        part.strip()
+        for resources in re.findall(r"resources: \[(.+)\]", rules)
+        for resource in resources.split(",")
+        for part in resource.split("/")
+    }
+    assert {"podmonitors", "leases", "resize"} <= listed
+    assert sorted(resource for resource in listed if resource not in roles) == []

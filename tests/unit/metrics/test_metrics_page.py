@@ -49,7 +49,7 @@ def test_sums_label_sets_and_versions_of_a_model() -> None:
         3,
     )
     assert (tokenizer.passed, tokenizer.queued) == (7, 10)
-    assert (model.success, model.failure, model.execs, model.pending) == (30, 3, 5, 5)
+    assert (model.success, model.rejected, model.execs, model.pending) == (30, 2, 5, 5)
     assert model.queued == 5
     assert gpu == 0.75
 

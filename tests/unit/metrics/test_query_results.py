@@ -38,15 +38,15 @@ def test_series_become_scrapes_with_their_own_times() -> None:
     seen = read(whole())
     assert seen.problem == ""
     assert [scrape.at for scrape in seen.scrapes] == [100.0, 105.0]
-    assert seen.scrapes[1].models["tokenizer"] == ModelCounters(2, 2, 2, 0, 2, 2, 2, 2, 2, 2, 2, 2)
+    assert seen.scrapes[1].models["tokenizer"] == ModelCounters(2, 0, 2, 0, 2, 2, 2, 2, 2, 2, 2, 2)
     assert seen.scrapes[1].models["model"].success == 4
 
 
 def test_label_sets_of_one_model_are_summed() -> None:
     """Sum over all label sets of a model.
 
-    A GPU model has series with and without gpu_uuid, one failure series for each reason, and
-    possibly several versions.
+    A GPU model has series with and without gpu_uuid, and possibly several versions. Of the
+    failures, only rejected requests are read.
     """
     extra = [
         {
@@ -61,9 +61,13 @@ def test_label_sets_of_one_model_are_summed() -> None:
             "metric": {**series("a", "model", {})[1]["metric"], "reason": "REJECTED"},
             "values": [[105.0, "7"]],
         },
+        {
+            "metric": {**series("a", "model", {})[1]["metric"], "reason": "BACKEND"},
+            "values": [[105.0, "1000"]],
+        },
     ]
     newest = read([*whole(), *extra]).scrapes[-1].models["model"]
-    assert (newest.success, newest.failure) == (114, 11)
+    assert (newest.success, newest.rejected) == (114, 7)
 
 
 def test_others_are_passed_over() -> None:

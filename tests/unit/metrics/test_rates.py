@@ -322,6 +322,19 @@ def test_gauges() -> None:
     assert ModelSeries(one, "m").newest == NOW
 
 
+def test_rejected_requests_have_arrived() -> None:
+    before, after = (
+        Scrape(at, {"m": ModelCounters(success=done, rejected=rejected, pending=5)})
+        for at, done, rejected in ((NOW - 5, 0, 0), (NOW, 500, 750))
+    )
+    one = rates(PodHistory((before, after)), "m", 5)
+    assert one is not None
+    assert (one.throughput, one.rejected, one.arrivals) == (100, 150, 250)
+    both = total([one, one])
+    assert both is not None
+    assert both.arrivals == 500
+
+
 def test_passed_requests_are_pending() -> None:
     before, after = (
         Scrape(at, {"m": ModelCounters(pending=pending, passed=passed)})

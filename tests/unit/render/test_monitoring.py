@@ -13,7 +13,8 @@ from triton_pipelines.compile.render.monitoring import (
     pod_monitor,
     prometheus_rule,
 )
-from triton_pipelines.compile.render.prometheus_rules import Scope, alerts, recording_rules
+from triton_pipelines.compile.render.prometheus_rules import alerts
+from triton_pipelines.compile.render.recording_rules import Scope, recording_rules
 
 SETTINGS = MonitoringSettings(
     {"release": "kube-prometheus", names.LABEL_PIPELINE: "other"},

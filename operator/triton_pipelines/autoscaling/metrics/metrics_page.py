@@ -13,10 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .samples import COUNTER_MAX, ModelCounters, Scrape
 
+FAILURES: Final = "nv_inference_request_failure"
+REJECTED: Final = "REJECTED"
+"""Reason of the failures that are read: those of requests that a queue policy rejected."""
 # Metric → field of ModelCounters. Triton's own counters have no "_total" suffix.
 FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_request_success": "success",
-    "nv_inference_request_failure": "failure",
+    FAILURES: "rejected",
     "nv_inference_exec_count": "execs",
     "nv_cache_num_hits_per_model": "cache_hits",
     "nv_inference_queue_duration_us": "queue_us",
@@ -47,7 +50,7 @@ _SAMPLE: Final = re.compile(
     r"\w+\s*(?:\{(?P<labels>.*)\})?\s*(?P<value>[^\s_{}\"]+)(?:\s+-?\d+)?\s*"
 )
 _LABEL: Final = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
-_READ_LABELS: Final = frozenset({"model", "quantile"})
+_READ_LABELS: Final = frozenset({"model", "quantile", "reason"})
 # The labels of a series are the same on each page. At most 2 KiB each.
 _CACHED_LABELS: Final = 4096
 # Characters of a page without samples that are parsed to find out what is wrong. Parsing all of the
@@ -97,7 +100,7 @@ def check_format(text: str) -> None:
 def samples_of(
     text: str, names: Mapping[str, str]
 ) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Yield name, labels (``model``, ``quantile``) and value of the samples of some metrics.
+    """Yield name, labels (``_READ_LABELS``) and value of the samples of some metrics.
 
     Only the lines of these metrics are parsed: a page has many others.
 
@@ -145,7 +148,8 @@ def parse_metrics_page(
             gpus.append(min(1.0, sane(name, value)))
         elif model := labels.get("model"):
             is_tritons = True
-            if models is None or model in models:
+            is_read = name != FAILURES or labels.get("reason") == REJECTED
+            if is_read and (models is None or model in models):
                 sums[model][FIELDS[name]] += sane(name, value)
     if not is_tritons:
         check_format(text)

@@ -14,7 +14,7 @@ from triton_pipelines.api.wording import listed
 
 from . import queries
 from .connection import Connection, SeriesLabels
-from .metrics_page import FIELDS
+from .metrics_page import FAILURES, FIELDS, REJECTED
 from .samples import COUNTER_MAX, ModelCounters, PodUsage, Scrape
 from .scrape_history import PodKey
 from .target_series import FoundSeries, SeriesKey, has_several_targets, series_of_one_target
@@ -22,8 +22,8 @@ from .target_series import FoundSeries, SeriesKey, has_several_targets, series_o
 _ORDER: Final = tuple(field.name for field in fields(ModelCounters))
 _NAMES: Final = tuple(sorted(FIELDS, key=lambda name: _ORDER.index(FIELDS[name])))
 _INDEX: Final = {name: index for index, name in enumerate(_NAMES)}
-# These series may be missing if there are no failures, no cache or no built-in tokenizer.
-_OPTIONAL: Final = frozenset({"failure", "cache_hits", "busy_us", "cpu_us", "passed"})
+# These series may be missing if there are no rejected requests, no cache or no built-in tokenizer.
+_OPTIONAL: Final = frozenset({"rejected", "cache_hits", "busy_us", "cpu_us", "passed"})
 _NEEDED: Final = sum(1 << index for index, field in enumerate(_ORDER) if field not in _OPTIONAL)
 _SHAPE_ERRORS: Final = (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError)
 
@@ -84,6 +84,8 @@ def counters(
             # A native histogram has no plain values. Pods choose the kind of their metrics.
             is_histogram = "histograms" in item and "values" not in item
             if index is None or model not in models or is_histogram:
+                continue
+            if metric["__name__"] == FAILURES and metric.get("reason") != REJECTED:
                 continue
             series = (
                 index,

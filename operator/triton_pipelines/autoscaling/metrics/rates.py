@@ -46,8 +46,8 @@ class Rates:
     """Completions per second that went through an execution."""
     queued: float = 0.0
     """Seconds of queueing per second."""
-    failures: float = 0.0
-    """Failures per second."""
+    rejected: float = 0.0
+    """Requests per second that a queue policy rejected."""
     cpu: float = 0.0
     """CPU seconds per second; 0 where a step or pod does not report them."""
     covered: bool = True
@@ -55,8 +55,11 @@ class Rates:
 
     @property
     def arrivals(self) -> float:
-        """Return arrivals per second: completions plus growth of the backlog, never negative."""
-        return max(0.0, self.throughput + self.growth)
+        """Return arrivals per second, never negative.
+
+        They are completions, growth of the backlog and rejected requests.
+        """
+        return max(0.0, self.throughput + self.growth + self.rejected)
 
     @property
     def service(self) -> float | None:
@@ -222,7 +225,7 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
         executions=sum(part.executions for part in known),
         computed=sum(part.computed for part in known),
         queued=sum(part.queued for part in known),
-        failures=sum(part.failures for part in known),
+        rejected=sum(part.rejected for part in known),
         cpu=sum(part.cpu for part in known)
         if all(part.cpu for part in known if part.busy)
         else 0.0,
@@ -248,7 +251,7 @@ def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
 def _went_back(before: ModelCounters, after: ModelCounters) -> bool:
     return (
         after.success < before.success
-        or after.failure < before.failure
+        or after.rejected < before.rejected
         or after.execs < before.execs
         or after.cache_hits < before.cache_hits
         or after.queue_us < before.queue_us
@@ -358,7 +361,7 @@ def _between(first: Sampled, last: Sampled, busy: float, *, covered: bool) -> Ra
         executions=executions / seconds,
         computed=computed / seconds,
         queued=(b.queue_us - a.queue_us) * 1e-6 / seconds,
-        failures=(b.failure - a.failure) / seconds,
+        rejected=(b.rejected - a.rejected) / seconds,
         cpu=max(0.0, b.cpu_us - a.cpu_us) * 1e-6 / seconds,
         covered=covered,
     )

@@ -30,8 +30,8 @@ class ModelCounters:
 
     success: float = 0.0
     """Requests that completed."""
-    failure: float = 0.0
-    """Requests that failed."""
+    rejected: float = 0.0
+    """Requests that a queue policy rejected."""
     execs: float = 0.0
     """Executions (batches)."""
     cache_hits: float = 0.0

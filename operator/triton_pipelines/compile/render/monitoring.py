@@ -13,7 +13,8 @@ from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .objects import child
-from .prometheus_rules import DOCS_URL, Scope, groups
+from .prometheus_rules import DOCS_URL, groups
+from .recording_rules import Scope
 
 API_VERSION: Final = "monitoring.coreos.com/v1"
 # Growth reacts within two scrapes.
