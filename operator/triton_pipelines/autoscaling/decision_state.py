@@ -96,7 +96,10 @@ def next_state(
     ]
     news = [change for change in changes if active or not _is_repeated(state, change)]
     if not active:
-        states = {name: replace(step, desired=before[name]) for name, step in states.items()}
+        states = {
+            name: control_law.without_change(step, situation.steps[name].state, before[name])
+            for name, step in states.items()
+        }
     # A change is recorded when it is decided: from then on more instances may have been busy.
     states = {
         name: control_law.record_count(step, step.desired, now) for name, step in states.items()

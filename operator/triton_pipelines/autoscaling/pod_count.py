@@ -160,7 +160,7 @@ def decide_pods(
     after = PodCountState(
         control_law.after_change(scale, count, following, now),
         max(demand, bounds.low),
-        None if following != count else pressed,
+        None if following != count and limits.active else pressed,
     )
     reason = _reason(following, state, bounds, demand, why)
     limitation = _limitation(following, bounds, demand, why, blocked) if ripe else None

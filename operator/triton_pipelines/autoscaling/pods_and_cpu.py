@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from triton_pipelines.autoscaling import cpu_limit, pod_count
-from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS
+from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS, without_change
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
 from triton_pipelines.autoscaling.pod_count import PODS, PRESSED_SECONDS
 from triton_pipelines.autoscaling.types import (
@@ -22,6 +22,7 @@ from triton_pipelines.autoscaling.types import (
     ScalingDecision,
     ScalingState,
     StepLimits,
+    StepState,
 )
 
 __all__ = [
@@ -246,13 +247,17 @@ def _as_advice(
 ) -> tuple[ScalingState, list[CountChange]]:
     """Return what mode Advisory keeps: observations but no changes, and each advice once."""
     if before.pods is not None and after.pods is not None:
-        scale = replace(after.pods.scale, desired=before.pods.scale.desired)
+        scale = _advised(after.pods.scale, before.pods.scale)
         after = replace(after, pods=replace(after.pods, scale=scale))
     if before.cpu is not None and after.cpu is not None:
-        scale = replace(after.cpu.scale, desired=before.cpu.scale.desired)
+        scale = _advised(after.cpu.scale, before.cpu.scale)
         after = replace(after, cpu=replace(after.cpu, scale=scale))
     known = {(item.step, item.before, item.after) for item in before.history}
     return after, [item for item in changes if (item.step, item.before, item.after) not in known]
+
+
+def _advised(after: StepState, before: StepState) -> StepState:
+    return without_change(after, before, before.desired)
 
 
 def _is_recent(at: float | None, seconds: float, now: float) -> bool:

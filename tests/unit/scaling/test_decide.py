@@ -656,6 +656,17 @@ def test_advisory_recommends_from_what_runs_and_tells_it_once() -> None:
     assert len(second.state.history) == 1
 
 
+def test_a_recommendation_stands_as_long_as_its_cause() -> None:
+    """Nothing was changed, so there is no cooldown and no growth that had no effect."""
+    bounds, state = replace(limits(), active=False), remembered(2)
+    seen = set()
+    for now in (NOW + age for age in range(0, 150, 2)):
+        done = decided(sample(LOADED, now=now), 2, bounds=bounds, state=state, now=now)
+        state = done.state
+        seen.add((done.steps[0].count, done.verdict, done.steps[0].cause))
+    assert seen == {(4, Verdict.TOKENIZER_BOUND, None)}
+
+
 def test_a_pipeline_adopts_the_count_that_runs() -> None:
     done = decided(sample(Flow(rate=300)), 5, state=ScalingState())
     assert (done.steps[0].count, done.state.steps[TOKENIZER].desired) == (5, 5)

@@ -250,6 +250,8 @@ def test_advice_changes_nothing_and_is_given_once() -> None:
     advisory = replace(LIMITS, active=False)
     first = decided(decision(**BOUND), limits=advisory)
     assert (millis(first), len(first.state.history)) == (2250, 1)
+    assert first.state.cpu is not None
+    assert first.state.cpu.scale.last_up is None
     again = decided(decision(**{**BOUND, "state": first.state}), limits=advisory, now=NOW + 60)
     assert (millis(again), again.state.history) == (2250, first.state.history)
 
