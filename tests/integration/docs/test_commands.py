@@ -32,14 +32,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 NAMESPACES = ("team-a", "nlp", "argocd", "triton-pipelines")
 SECONDS = 120
-PLACEHOLDERS = {"NAMESPACE": "default", "NAME": "sentiment", "REVISION": "a0c555906e"}
+PLACEHOLDERS = {
+    "NAMESPACE": "default",
+    "NAME": "sentiment",
+    "NODE": "node-a",
+    "REVISION": "a0c555906e",
+}
 
 # Commands that do not run here, by a pattern of the command, with the reason.
 EXCLUDED = {
     r"hf://|--token-file": "needs a model hub",
     r"tritonpipe (serve|bench|tune|infer)\b|\bcurl --|^header=": "needs a pipeline that is served:"
     " test_tour.py runs those of the tutorials",
-    r"kubectl (wait|port-forward|logs|exec)": "needs a pod: the end-to-end suite",
+    r"kubectl (wait|port-forward|logs|exec|rollout)": "needs a pod: the end-to-end suite",
     r"--watch|^python -m http\.server|e2e\.models serve": "runs until it is interrupted",
     r"^([A-Z]+=\w+ )?make|^eval|\bpytest ": "builds the project or runs its tests",
     r"^\.venv/bin/pre-commit|hack\.code_figures": "needs the repository of git",
@@ -135,6 +140,8 @@ def cluster() -> Iterator[ControlPlane]:
             for name in NAMESPACES:
                 item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
                 api.apply(connection, f"/api/v1/namespaces/{name}", item)
+            item = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}
+            api.apply(connection, "/api/v1/nodes/node-a", item)
             item = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "argocd-cm"}}
             api.apply(connection, "/api/v1/namespaces/argocd/configmaps/argocd-cm", item)
         yield plane
@@ -159,6 +166,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "reranker/tokenizer.json": tokenizer,
         "sentiment.yaml": sample,
         "topics.yaml": sample,
+        "previous.yaml": sample,
     }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source, folder / name)
@@ -198,6 +206,8 @@ def test_a_command_runs_as_written(command: Command, shell: dict[str, str], chec
     text = text.removeprefix("export ")  # it hides the exit code of a substitution
     if text.startswith("helm"):
         text = prepare_helm(text, shell, checkout)
+    if text.endswith("--kustomize crds"):
+        text += " --force-conflicts"  # the kind is there, applied by the local cluster
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=checkout,
@@ -222,6 +232,8 @@ def prepare_helm(text: str, shell: dict[str, str], checkout: Path) -> str:
     if " install " not in text and " template " not in text:
         chart = [release, "charts/triton-pipelines", "--set", "crds.enabled=false"]
         subprocess.run([*helm, "install", *chart], env=shell, cwd=checkout, check=True)
+        if " rollback " in text:
+            subprocess.run([*helm, "upgrade", *chart], env=shell, cwd=checkout, check=True)
     if " install " in text:
         text += " --set crds.enabled=false"  # the kind is there, and owned by nobody
     return re.sub(r" --wait\b", "", text)
