@@ -362,27 +362,6 @@ def after_change(state: StepState, before: int, after: int, now: float) -> StepS
     )
 
 
-def without_change(after: StepState, before: StepState, count: int) -> StepState:
-    """Return the state after a decision that changes nothing, because it is only recommended.
-
-    It starts no cooldown, and is neither a growth to assess nor a reversal.
-
-    Args:
-        after: The state after the decision.
-        before: The state before it.
-        count: The present count.
-    """
-    return replace(
-        after,
-        desired=count,
-        last_up=before.last_up,
-        last_change=before.last_change,
-        reversals=before.reversals,
-        direction=before.direction,
-        growth=before.growth if after.growth is not None else None,
-    )
-
-
 def record_growth(
     state: StepState,
     before: int,

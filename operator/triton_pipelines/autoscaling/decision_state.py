@@ -97,7 +97,7 @@ def next_state(
     news = [change for change in changes if active or not _is_repeated(state, change)]
     if not active:
         states = {
-            name: control_law.without_change(step, situation.steps[name].state, before[name])
+            name: without_change(step, situation.steps[name].state, before[name])
             for name, step in states.items()
         }
     # A change is recorded when it is decided: from then on more instances may have been busy.
@@ -110,6 +110,27 @@ def next_state(
         history=(*news, *state.history)[:HISTORY_MAX],
         last_fresh=now if fresh else state.last_fresh,
         outage_since=None if fresh else state.outage_since,
+    )
+
+
+def without_change(after: StepState, before: StepState, count: int) -> StepState:
+    """Return the state after a decision that changes nothing, because it is only recommended.
+
+    It starts no cooldown, and is neither a growth to assess nor a reversal.
+
+    Args:
+        after: The state after the decision.
+        before: The state before it.
+        count: The present count.
+    """
+    return replace(
+        after,
+        desired=count,
+        last_up=before.last_up,
+        last_change=before.last_change,
+        reversals=before.reversals,
+        direction=before.direction,
+        growth=before.growth if after.growth is not None else None,
     )
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from triton_pipelines.autoscaling import cpu_limit, pod_count
-from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS, without_change
+from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
+from triton_pipelines.autoscaling.decision_state import without_change
 from triton_pipelines.autoscaling.pod_count import PODS, PRESSED_SECONDS
 from triton_pipelines.autoscaling.types import (
     HISTORY_MAX,

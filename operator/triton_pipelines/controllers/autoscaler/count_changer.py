@@ -75,7 +75,18 @@ class CountChanger:
                 state.memory, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
-            await self._change_steps(key, state, desired, changed, before)
+            # At a time: an increase of Python code can last as long as an overload, and Triton
+            # completes those of other models meanwhile (measured).
+            changes = [
+                self._change_step(
+                    key, state, step, desired[step.name], _previous(before, changed, step.name)
+                )
+                for step in state.steps
+                if step.name in desired
+            ]
+            for result in await asyncio.gather(*changes, return_exceptions=True):
+                if result is not None:
+                    raise result
         except Exception as error:
             self._fail(
                 state,
@@ -96,28 +107,6 @@ class CountChanger:
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
-
-    async def _change_steps(
-        self,
-        key: Key,
-        state: PipelineScalingState,
-        desired: Mapping[str, int],
-        changed: Mapping[str, int],
-        before: ScalingState,
-    ) -> None:
-        """Change all steps at a time: an increase of Python code can last as long as an overload.
-
-        Triton completes those of other models meanwhile (measured).
-        """
-        changes = []
-        for step in state.steps:
-            if step.name in desired:
-                previous = before.steps.get(step.name) if step.name in changed else None
-                count = previous.desired if previous is not None else None
-                changes.append(self._change_step(key, state, step, desired[step.name], count))
-        for result in await asyncio.gather(*changes, return_exceptions=True):
-            if result is not None:
-                raise result
 
     async def _change_step(
         self,
@@ -175,3 +164,9 @@ class CountChanger:
 
     def _fail(self, state: PipelineScalingState, reason: str) -> None:
         state.backoff = state.backoff.failed(self.clock().timestamp(), reason)
+
+
+def _previous(before: ScalingState, changed: Mapping[str, int], step: str) -> int | None:
+    """Return the desired count of a changed step before the change."""
+    known = before.steps.get(step) if step in changed else None
+    return known.desired if known is not None else None
