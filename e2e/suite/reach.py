@@ -22,6 +22,7 @@ from triton_pipelines.api import names
 CONNECT_SECONDS = 10.0
 """For one connection; a refused one, or an unknown route, shows at once."""
 FORWARD_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
 
 
@@ -48,13 +49,8 @@ class Endpoint:
         )
 
 
-def is_answering(endpoint: Endpoint) -> bool:
-    """Return whether a pipeline answers over HTTP within a second.
-
-    Ready describes pods. The node's rules for a Service without pods, or for a new one, follow
-    within a second. A connection that starts between two of their parts (reject removed, address
-    translation not there yet) hangs until its client gives up.
-    """
+def _is_answering(endpoint: Endpoint) -> bool:
+    """Return whether a pipeline answers over HTTP within a second."""
     try:
         return httpx.get(
             f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False
@@ -79,12 +75,18 @@ class Reach:
     def service(self, namespace: str, name: str) -> Iterator[Endpoint]:
         """Return a way to reach the Service's ports for the duration of the context.
 
-        Without a route, at least one pod of the Service must be ready.
+        At least one pod of the Service must be ready. The node's rules follow readiness within a
+        second. A connection that starts between two of their parts (reject removed, address
+        translation not there yet) hangs until its client gives up, so the first one is made here.
         """
         ports = (names.PORT_HTTP, names.PORT_GRPC, names.PORT_METRICS)
         if self.routed:
             address = self._kube.get("Service", namespace, name)["spec"]["clusterIP"]
-            yield Endpoint.of(address, {port: port for port in ports})
+            endpoint = Endpoint.of(address, {port: port for port in ports})
+            wait_for(
+                f"service {name} answers", lambda: _is_answering(endpoint), bool, ANSWER_SECONDS
+            )
+            yield endpoint
             return
         command = self._kube.kubectl_command(
             "port-forward",

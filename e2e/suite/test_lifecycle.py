@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from e2e.suite import clients
-from e2e.suite.kube import Kube, Object, wait_for
+from e2e.suite.kube import Kube, Object
 from e2e.suite.pipelines import Pipeline, check_answer, golden, small
-from e2e.suite.reach import Endpoint, Reach, is_answering
+from e2e.suite.reach import Endpoint, Reach
 from triton_pipelines.api import names
 
 Open = Callable[[Pipeline], Endpoint]
@@ -228,10 +228,8 @@ def test_a_deleted_child_comes_back(
         "recreated, with all keys",
     )
     pipeline.wait_ready()
-    with reach.service(
-        pipeline.namespace, pipeline.name
-    ) as way:  # the Service may have a new address
-        wait_for("the Service answers", lambda: is_answering(way), bool, 60)
+    # The Service may have a new address.
+    with reach.service(pipeline.namespace, pipeline.name) as way:
         answers(way)
 
 

@@ -19,7 +19,7 @@ from e2e.load.clients import Answer
 from e2e.load.generator import Judge, Load, under_load
 from e2e.suite.kube import Kube, Object, wait_for
 from e2e.suite.pipelines import TOLERANCE, Pipeline, merged
-from e2e.suite.reach import Reach, is_answering
+from e2e.suite.reach import Reach
 from tests.support import tinymodel
 from triton_pipelines.api import names
 
@@ -32,7 +32,6 @@ LEFT_SECONDS = 60.0
 
 That includes the rollout that terminates it, and a kubelet that reconnects to its API server.
 """
-SERVICE_SECONDS = 60.0
 SAFE_CLIENTS = ("grpc", "http-new-connection")
 """Clients that must not lose a request in a rollout or a drain.
 
@@ -169,10 +168,11 @@ class TinyPipeline(Pipeline):
     @contextlib.contextmanager
     def load(self, judge: Judge = judge, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
-        with self._reach.service(self.namespace, self.name) as endpoint:
-            wait_for("the Service answers", lambda: is_answering(endpoint), bool, SERVICE_SECONDS)
-            with under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:
-                yield load
+        with (
+            self._reach.service(self.namespace, self.name) as endpoint,
+            under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load,
+        ):
+            yield load
 
     def pod_names(self) -> set[str]:
         """Names of its pods, also of those that leave."""
