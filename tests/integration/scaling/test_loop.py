@@ -40,6 +40,8 @@ TOKENIZING: dict[str, float | str] = {"request": 0.02}  # 50 requests/s of one i
 LOW, MODERATE, HIGH = 10.0, 45.0, 100.0
 """Requests/s. Two instances can handle a moderate load even if other processes slow them down:
 Triton completes no growth while requests wait."""
+NEEDED = 2
+"""Instances for a moderate load. During an overload the count is the maximum for a while."""
 GOOD_P99 = 0.3
 """Seconds: ten times what an answer takes without a queue."""
 
@@ -70,23 +72,22 @@ async def test_counts_follow_the_load_in_place(
             first = place.pod.stubs("tokenizer")
             others = place.pod.stubs("model") | place.pod.stubs("postprocess")
             with place.load(MODERATE) as load:
-                grown = await until_count(place, 2, 6)
+                await until_count(place, NEEDED, 6)
                 await eventually("short answers again", lambda: load.p99(3.0) < GOOD_P99)
                 assert first < place.pod.stubs("tokenizer"), "what ran goes on running"
                 assert place.pod.stubs("model") | place.pod.stubs("postprocess") == others
-                assert (await place.recorded())["tokenizer"] >= grown
+                assert (await place.recorded())["tokenizer"] >= NEEDED
                 notes = await eventually("an event", lambda: place.events("Scaled"))
                 assert any(note.startswith("scaled tokenizer from 1 to ") for note in notes)
                 assert load.errors == []
         # No operator runs: running instances continue, and the next operator takes over.
-        count = await place.pod.count()
-        assert count >= 2
+        assert await place.pod.count() >= NEEDED
         with place.load(MODERATE) as load:
             async with place.operator() as second:
                 await eventually("it has looked", lambda: looked(second, bare_namespace))
-                # Under this load it may add an instance by now; it never takes one away.
-                assert await place.pod.count() >= count
-                assert (await place.recorded())["tokenizer"] >= count
+                # It may have changed the count by now; it does not begin with the initial one.
+                assert await place.pod.count() >= NEEDED
+                assert (await place.recorded())["tokenizer"] >= NEEDED
                 load.rate = LOW
                 await until_count(place, 1, 1)
                 assert load.errors == []
@@ -98,9 +99,9 @@ async def test_counts_follow_the_load_in_place(
 async def test_behind_a_full_gpu_no_tokenizer_is_added(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """The model takes 0.1 s for at most four requests.
+    """The model takes 0.2 s for at most four requests.
 
-    That is 40 requests/s, while the tokenizer can handle 500.
+    That is 20 requests/s, while the tokenizer can handle 500: enough also on a busy machine.
     """
     async with (
         world(
@@ -109,13 +110,13 @@ async def test_behind_a_full_gpu_no_tokenizer_is_added(
             bare_namespace,
             tmp_path,
             tokenizer={"request": 0.002},
-            model={"execution": 0.1},
+            model={"execution": 0.2},
         ) as place,
         place.operator(),
     ):
         await place.apply(model={"maxBatchSize": 4})
         await ready(place)
-        with place.load(70.0) as load:
+        with place.load(35.0) as load:
             await until_verdict(place, "GPUBound")
             assert await place.pod.count() == 1
             assert load.errors == []
