@@ -199,7 +199,6 @@ async def operator(
         run_operator(
             running.config,
             build or running.build,
-            classify=composition.classify,
             stop=running.stop,
             ready=running.ready,
             metrics=running.metrics,

@@ -18,13 +18,11 @@ from functools import partial
 from typing import Final
 
 from triton_pipelines.app.control_key import derive
-from triton_pipelines.app.main import classify_by_retry
 from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.latency_reader import LatencyReader
-from triton_pipelines.cluster.errors import ClusterError
-from triton_pipelines.cluster.work_queue import BUG, Backoff, Key, Result
+from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.render.monitoring import MonitoringSettings
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
@@ -188,14 +186,6 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
 def build_reconcile(services: Services) -> Reconcile:
     """Build the operator's parts and start them."""
     return start(build_parts(services), services)
-
-
-def classify(error: BaseException) -> Backoff:
-    """Return the back-off after an error of a reconcile.
-
-    An error of the API server is retried soon; anything else is a bug and is retried later.
-    """
-    return classify_by_retry(error) if isinstance(error, ClusterError) else BUG
 
 
 def _utc_now() -> dt.datetime:

@@ -17,7 +17,7 @@ from triton_pipelines.app.leadership import leader_elector
 from triton_pipelines.app.metrics_server import serve_metrics
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.relisting import Relisting, jittered
-from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
+from triton_pipelines.app.services import Background, Build, Reconcile, Services
 from triton_pipelines.app.start_retries import retry_start
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
@@ -36,7 +36,7 @@ from triton_pipelines.cluster.watches import (
     register_watches,
     selector_of,
 )
-from triton_pipelines.cluster.work_queue import TRANSIENT, Backoff, Key, Result, WorkQueue
+from triton_pipelines.cluster.work_queue import Key, Result, WorkQueue
 
 # Interval of the event loop's heartbeat, and the age at which the process counts as dead.
 HEARTBEAT_SECONDS: Final = 1.0
@@ -51,17 +51,10 @@ _RECONCILE_MARGIN_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
 
 
-def classify_by_retry(error: BaseException) -> Backoff:
-    """Return the default back-off: every error is transient; the server's Retry-After is kept."""
-    at_least = error.retry_after or 0.0 if isinstance(error, ClusterError) else 0.0
-    return Backoff(TRANSIENT.name, TRANSIENT.initial, TRANSIENT.maximum, at_least)
-
-
 async def run_operator(
     config: OperatorConfig,
     build: Build,
     *,
-    classify: Classify = classify_by_retry,
     stop: asyncio.Event | None = None,
     ready: asyncio.Event | None = None,
     metrics: OperatorMetrics | None = None,
@@ -75,7 +68,6 @@ async def run_operator(
     Args:
         config: options.
         build: builds the reconcile function on the services.
-        classify: returns the back-off after an error of a reconcile.
         stop: set it to end the operator gracefully.
         ready: set once every kind is listed and reconciles begin.
         metrics: the operator's own metrics; by default a new set.
@@ -83,7 +75,7 @@ async def run_operator(
     Raises:
         Exception: a part of the operator failed; the process should exit non-zero and be restarted.
     """
-    await Operator(config, build, classify, metrics or OperatorMetrics()).run(
+    await Operator(config, build, metrics or OperatorMetrics()).run(
         stop or asyncio.Event(), ready or asyncio.Event()
     )
 
@@ -91,9 +83,7 @@ async def run_operator(
 class Operator:
     """One running operator. Use :func:`run_operator`."""
 
-    def __init__(
-        self, config: OperatorConfig, build: Build, classify: Classify, metrics: OperatorMetrics
-    ) -> None:
+    def __init__(self, config: OperatorConfig, build: Build, metrics: OperatorMetrics) -> None:
         self.config = config
         self.metrics = metrics
         self.store = Store()
@@ -110,7 +100,6 @@ class Operator:
             self._reconcile,
             workers=config.workers,
             timeout_seconds=RECONCILE_SECONDS,
-            classify=classify,
             observe=self._observe_reconcile,
         )
         self._relisting = Relisting(

@@ -10,7 +10,7 @@ from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.cluster.work_queue import Backoff, Key, Result
+from triton_pipelines.cluster.work_queue import Key, Result
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 """Starts a task that runs until the operator ends."""
@@ -41,5 +41,3 @@ class Services:
 
 Build = Callable[[Services], Reconcile]
 """Builds the reconcile function on the services."""
-Classify = Callable[[BaseException], Backoff]
-"""Returns the back-off after an error of a reconcile."""

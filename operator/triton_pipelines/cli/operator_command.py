@@ -8,7 +8,7 @@ import resource
 import signal
 from typing import Any, Final
 
-from triton_pipelines.app.composition import build_reconcile, classify
+from triton_pipelines.app.composition import build_reconcile
 from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
 from triton_pipelines.app.log_setup import configure_logging, toggle_debug
 from triton_pipelines.app.main import run_operator
@@ -60,7 +60,7 @@ async def _run(config: OperatorConfig) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        await run_operator(config, build_reconcile, classify=classify)
+        await run_operator(config, build_reconcile)
     except ExceptionGroup as failure:
         lost = failure.subgroup(LeadershipLostError)
         if lost is None:

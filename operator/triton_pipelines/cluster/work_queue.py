@@ -25,9 +25,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.fair_keys import FairKeys, Key
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ReconcileObserver",
     "Result",
     "WorkQueue",
+    "backoff_of",
 ]
 
 OUTCOME_OK: Final = "ok"
@@ -124,7 +126,14 @@ def _observe_nothing(
     """Default hook."""
 
 
-def _all_bugs(_: BaseException) -> Backoff:
+def backoff_of(error: BaseException) -> Backoff:
+    """Return the back-off after an error of a reconcile.
+
+    An error of the API server is retried soon, but no earlier than the server asks for. Anything
+    else is a bug and is retried later.
+    """
+    if isinstance(error, ClusterError):
+        return replace(TRANSIENT, at_least=error.retry_after or 0.0)
     return BUG
 
 
@@ -138,8 +147,8 @@ class WorkQueue:
     """Keys that run at a time."""
     timeout_seconds: float = 300.0
     """Time limit of a reconcile; exceeding it is a failure."""
-    classify: Callable[[BaseException], Backoff] = _all_bugs
-    """Returns the back-off after an error."""
+    backoff_of: Callable[[BaseException], Backoff] = backoff_of
+    """Returns the back-off after an error; replaced in tests."""
     observe: ReconcileObserver = _observe_nothing
     """Called after each reconcile, for metrics and logs; must not raise."""
     uniform: Callable[[float, float], float] = random.uniform
@@ -353,7 +362,7 @@ class WorkQueue:
             self._resting[key] = now + REST_FACTOR * cpu_seconds
 
     def _fail(self, key: Key, error: BaseException) -> str:
-        backoff = self.classify(error)
+        backoff = self.backoff_of(error)
         name, count = self._failures.get(key, (backoff.name, 0))
         count = count + 1 if name == backoff.name else 1
         self._failures[key] = (backoff.name, count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.main import Operator, classify_by_retry
+from triton_pipelines.app.main import Operator
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 
@@ -11,7 +11,7 @@ KEY = ("nlp", "sentiment")
 
 
 async def test_object_changes_are_reconciled_together_and_spec_changes_at_once() -> None:
-    operator = Operator(OperatorConfig(), lambda _: None, classify_by_retry, OperatorMetrics())
+    operator = Operator(OperatorConfig(), lambda _: None, OperatorMetrics())
     for resource in (DEPLOYMENTS, PODS, PODS):
         operator._enqueue(KEY, resource)
     assert (operator.queue.depth, operator.queue.delayed) == (0, 1)

@@ -10,7 +10,7 @@ from kubernetes.aio.client import Configuration
 
 from tests.support.messages import Messages
 from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
-from triton_pipelines.app.main import Operator, classify_by_retry
+from triton_pipelines.app.main import Operator
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotLeading, Unavailable
@@ -92,9 +92,7 @@ TARGET = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n"
 
 
 async def test_the_operators_client_asks_the_elector() -> None:
-    operator = Operator(
-        OperatorConfig(leader_elect=True), lambda _: None, classify_by_retry, OperatorMetrics()
-    )
+    operator = Operator(OperatorConfig(leader_elect=True), lambda _: None, OperatorMetrics())
     operator.client._transport.login = login
     async with operator.client as client:
         operator._elector = LeaderElector(client, "n", "operator", "a")

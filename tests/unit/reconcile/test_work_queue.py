@@ -189,7 +189,7 @@ async def test_failures_back_off_by_class_and_success_forgets_them() -> None:
     recorder.results[A] = [lost, lost, lost, ValueError("bug"), lost, Result(), lost]
     transient = Backoff("transient", 1, 3)
     queue = recorder.queue(
-        classify=lambda error: (
+        backoff_of=lambda error: (
             transient if isinstance(error, ConnectionError) else Backoff("bug", 10, 100)
         )
     )
@@ -373,7 +373,7 @@ def test_never_twice_at_once_and_no_dirty_key_is_lost(
         "error": ConnectionError(),
     }
     recorder.results = {key: [outcomes[end] for end in wanted] for key, wanted in ends.items()}
-    queue = recorder.queue(workers=workers, classify=lambda _: Backoff("transient", 0.2, 1.0))
+    queue = recorder.queue(workers=workers, backoff_of=lambda _: Backoff("transient", 0.2, 1.0))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
