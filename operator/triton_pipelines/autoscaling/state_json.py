@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.autoscaling.types import (
     HISTORY_MAX,
     CountChange,
@@ -26,7 +27,6 @@ from triton_pipelines.autoscaling.types import (
     PodCountState,
     ScalingState,
     StepState,
-    truncate,
 )
 
 LIMIT_BYTES: Final = 8192

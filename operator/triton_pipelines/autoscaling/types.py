@@ -388,8 +388,3 @@ class ScalingDecision:
     def limited_subjects(self) -> tuple[str, ...]:
         """What the limitations are about, each once for every limitation."""
         return tuple(item.subject for item in self.limitations)
-
-
-def truncate(text: str, length: int) -> str:
-    """Return the text in at most ``length`` characters, ending in "…" where it was cut."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"

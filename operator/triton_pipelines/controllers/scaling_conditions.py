@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.status_types import COUNT_MAX
-from triton_pipelines.autoscaling.types import REASON_MAX, ScalingDecision, Verdict, truncate
+from triton_pipelines.api.wording import truncate
+from triton_pipelines.autoscaling.types import REASON_MAX, ScalingDecision, Verdict
 
 from .handover import ScalingView
 from .timestamps import rfc3339

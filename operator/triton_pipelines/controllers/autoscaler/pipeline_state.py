@@ -15,6 +15,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.metrics.connection import DEFAULT
 from triton_pipelines.autoscaling.metrics.connection_messages import unused_connection_note
@@ -29,7 +30,6 @@ from triton_pipelines.autoscaling.types import (
     ScalingState,
     StepState,
     Verdict,
-    truncate,
 )
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.compile.graph.graph import Graph, Step
