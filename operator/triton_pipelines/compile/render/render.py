@@ -19,7 +19,11 @@ from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.options import Options
-from triton_pipelines.compile.graph.server_settings import default_image, server_version
+from triton_pipelines.compile.graph.server_settings import (
+    default_image,
+    limits_rates,
+    server_version,
+)
 from triton_pipelines.compile.validation import ServerFacts
 from triton_pipelines.compile.validation.server_facts import OLDEST
 
@@ -165,7 +169,9 @@ def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
     release = server_version(pipeline.spec.server.version, image)
     # The number of GPUs of a claim is unknown here; its template defines it.
     return ServerFacts(
-        release=release or OLDEST, gpus=gpu.count if gpu.claim_template is None else None
+        release=release or OLDEST,
+        gpus=gpu.count if gpu.claim_template is None else None,
+        rate_limiting=limits_rates(pipeline),
     )
 
 
