@@ -30,7 +30,6 @@ from triton_pipelines.compile.validation.server_facts import OLDEST
 from .errors import RefusedError, RenderError
 from .model_config import configs
 from .model_repository import load_plan, repository
-from .objects import revision_config_map
 from .pod import template
 
 CONFIG_MAP_LIMIT = (
@@ -173,11 +172,6 @@ def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
         gpus=gpu.count if gpu.claim_template is None else None,
         rate_limiting=limits_rates(pipeline),
     )
-
-
-def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
-    """Return the ConfigMap of the revision."""
-    return revision_config_map(pipeline, revision.name, revision.data)
 
 
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
