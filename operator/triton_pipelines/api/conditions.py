@@ -185,6 +185,17 @@ class Condition:
     """Explanation for people."""
 
 
+def condition_of(status: Mapping[str, Any] | None, kind: str) -> Mapping[str, Any]:
+    """Return the condition of a type in a status, as reported; an empty one if there is none.
+
+    Args:
+        status: The status of any Kubernetes object; ``None`` without one.
+        kind: Type of the condition, such as ``Ready``.
+    """
+    conditions = (status or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), {})
+
+
 def merge(
     previous: Iterable[Mapping[str, Any]], decided: Iterable[Condition], generation: int, now: str
 ) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ class RuleId(StrEnum):
     RESPONSE_CACHE = "response-cache"
     BATCH_STRATEGY = "batch-strategy"
     BATCH_STRATEGY_FOLDER = "batch-strategy-folder"
-    REPOSITORY_AGENT = "repository-agent"
     LABELS = "labels"
     LABELS_FOLDER = "labels-folder"
     ENUM_VALUE = "enum-value"

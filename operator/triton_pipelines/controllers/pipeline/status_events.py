@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
+from triton_pipelines.api.conditions import (
+    KIND_OF,
+    ConditionType,
+    Reason,
+    ReasonKind,
+    condition_of,
+)
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.wording import numbered
 
@@ -156,10 +162,8 @@ def _warning_text(item: Mapping[str, Any]) -> str:
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
     """Return a condition, with a reason of a former name under its present one."""
-    for item in status.get("conditions") or ():
-        if item.get("type") == kind.value:
-            try:
-                return {**item, "reason": Reason(item["reason"]).value}
-            except (KeyError, ValueError):
-                return dict(item)
-    return {}
+    item = condition_of(status, kind)
+    try:
+        return {**item, "reason": Reason(item["reason"]).value}
+    except (KeyError, ValueError):
+        return item
