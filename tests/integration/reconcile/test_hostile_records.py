@@ -55,10 +55,10 @@ async def test_times_centuries_away_count_as_none(place: Place, at: str) -> None
         revision = deployment["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION]
         watch = {"revision": revision, "predecessor": "f" * 10, "before": 1.0, "since": at}
         managers = {"managers": ["forged"], "corrected": at}
-        turns = {"last": "forged", "names": ["forged", "other"], "often": 5, "at": at}
+        alternating = {"last": "forged", "managers": ["forged", "other"], "changes": 5, "at": at}
         state = {
             "slo_guard": watch,
-            "replicas": {**managers, "turns": turns},
+            "replicas": {**managers, "alternating": alternating},
             "cpu_resize": managers,
             "pod_repair": {"repaired": at, "count": 10**6},
         }

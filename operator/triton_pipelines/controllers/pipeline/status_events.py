@@ -155,11 +155,9 @@ def _warning_text(item: Mapping[str, Any]) -> str:
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    """Return a condition, with a reason of a former name under its present one."""
+    """Return a condition of a status; empty if the status has none of this type."""
     for item in status.get("conditions") or ():
         if item.get("type") == kind.value:
-            try:
-                return {**item, "reason": Reason(item["reason"]).value}
-            except (KeyError, ValueError):
-                return dict(item)
+            condition: Mapping[str, Any] = item
+            return condition
     return {}
