@@ -62,12 +62,12 @@ async def test_times_centuries_away_count_as_none(place: Place, at: str) -> None
             "cpu_resize": managers,
             "pod_repair": {"repaired": at, "count": 10**6},
         }
-        data = {names.KEY_MEMORY: json.dumps(state)}
+        data = {names.KEY_STATE: json.dumps(state)}
         await patch(tenants.admin, CONFIG_MAPS, tenants.hostile, LIVE, {"data": data})
 
         async def is_corrected() -> bool:
             found = await tenants.admin.get(CONFIG_MAPS, tenants.hostile, LIVE)
-            return at not in found["data"][names.KEY_MEMORY]
+            return at not in found["data"][names.KEY_STATE]
 
         await eventually("the correction", is_corrected)
         assert tenants.errors() == 0

@@ -385,8 +385,8 @@ def test_a_defaulted_field_has_no_manager() -> None:
 def test_an_invalid_record_of_alternating_writers_is_discarded(broken: Any) -> None:
     made = world()
     data = made.children["ConfigMap", names.live_name(made.name)]["data"]
-    data[names.KEY_MEMORY] = json.dumps(
-        {**json.loads(data[names.KEY_MEMORY]), "replicas": {"alternating": broken}}
+    data[names.KEY_STATE] = json.dumps(
+        {**json.loads(data[names.KEY_STATE]), "replicas": {"alternating": broken}}
     )
     declared(made, 3, "argocd")
     passes(made)
