@@ -100,19 +100,6 @@ class Reason(StrEnum):
     ACTUATION_FAILED = "ActuationFailed"
     INTERNAL_ERROR = "InternalError"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Reason | None:
-        """Accept the names that statuses and states written before the renaming hold."""
-        return _RENAMED.get(value) if isinstance(value, str) else None
-
-
-_RENAMED: Final[Mapping[str, Reason]] = {
-    "BatchingDefeated": Reason.BATCHING_INEFFECTIVE,
-    "NotRagged": Reason.RAGGED_UNSUPPORTED,
-    "SLOBroken": Reason.SLO_VIOLATED,
-}
-"""Former name of a reason → the reason."""
-
 
 KIND_OF: Mapping[Reason, ReasonKind] = {
     Reason.SUCCEEDED: ReasonKind.FINE,

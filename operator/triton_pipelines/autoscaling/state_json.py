@@ -3,10 +3,6 @@
 The document takes at most 8 KiB: the ConfigMap also holds the counts and the resolved sources and
 is written with every change. Reading never fails: a part that cannot be read, such as one from
 another release, is left out, and scaling starts afresh with that part.
-
-The JSON keys are part of the stored format and differ from the field names: ``wants`` holds
-``demands``, ``turns`` holds ``reversals``, ``frozen`` holds ``growth_held``, ``stalled``, ``blind``
-and ``pressed`` hold the times since when.
 """
 
 from __future__ import annotations
@@ -70,8 +66,8 @@ def loads(text: str | None) -> ScalingState:
         steps=_steps(document.get("steps")),
         history=_history(document.get("history")),
         actuation=_number(document.get("actuation")),
-        last_fresh=_number(document.get("lastFresh")),
-        outage_since=_number(document.get("blind")),
+        last_fresh=_number(document.get("last_fresh")),
+        outage_since=_number(document.get("outage_since")),
         revision=revision if isinstance(revision, str) else "",
         pods=_pods(document.get("pods")),
         cpu=_cpu(document.get("cpu")),
@@ -93,8 +89,8 @@ def _document(state: ScalingState) -> dict[str, Any]:
         **_present(
             {
                 "actuation": state.actuation,
-                "lastFresh": _time(state.last_fresh),
-                "blind": _time(state.outage_since),
+                "last_fresh": _time(state.last_fresh),
+                "outage_since": _time(state.outage_since),
                 "pods": _pods_document(state.pods),
                 "cpu": _cpu_document(state.cpu),
             }
@@ -105,7 +101,7 @@ def _document(state: ScalingState) -> dict[str, Any]:
 def _pods_document(pods: PodCountState | None) -> dict[str, Any] | None:
     if pods is None:
         return None
-    own = {"wanted": pods.demand, "pressed": _time(pods.pressed_since)}
+    own = {"demand": pods.demand, "pressed_since": _time(pods.pressed_since)}
     return {**_step_document(pods.scale), **_present(own)}
 
 
@@ -125,15 +121,15 @@ def _step_document(step: StepState) -> dict[str, Any]:
         {
             "desired": step.desired,
             "service": None if step.service is None else float(f"{step.service:.6g}"),
-            "wants": _pairs_document(step.demands),
+            "demands": _pairs_document(step.demands),
             "counts": _pairs_document(step.counts),
-            "lastUp": _time(step.last_up),
-            "lastChange": _time(step.last_change),
-            "turns": [_time(at) for at in step.reversals],
+            "last_up": _time(step.last_up),
+            "last_change": _time(step.last_change),
+            "reversals": [_time(at) for at in step.reversals],
             "direction": step.direction,
             "growth": _growth_document(step.growth),
-            "frozen": None if held is None else [_time(held[0]), _growth_document(held[1])],
-            "stalled": _time(step.stalled_since),
+            "growth_held": None if held is None else [_time(held[0]), _growth_document(held[1])],
+            "stalled_since": _time(step.stalled_since),
             "cap": step.cap,
         }
     )
@@ -198,15 +194,15 @@ def _step(item: Any) -> StepState | None:
     return StepState(
         desired=desired,
         service=_above_zero(item.get("service")),
-        demands=_pairs(item.get("wants")),
+        demands=_pairs(item.get("demands")),
         counts=_pairs(item.get("counts")),
-        last_up=_number(item.get("lastUp")),
-        last_change=_number(item.get("lastChange")),
-        reversals=_times(item.get("turns")),
+        last_up=_number(item.get("last_up")),
+        last_change=_number(item.get("last_change")),
+        reversals=_times(item.get("reversals")),
         direction=direction if direction in (-1, 0, 1) else 0,
         growth=_growth(item.get("growth")),
-        growth_held=_held(item.get("frozen")),
-        stalled_since=_number(item.get("stalled")),
+        growth_held=_held(item.get("growth_held")),
+        stalled_since=_number(item.get("stalled_since")),
         cap=_count(item.get("cap")),
     )
 
@@ -227,7 +223,7 @@ def _held(item: Any) -> tuple[float, InstanceGrowth] | None:
 def _pods(item: Any) -> PodCountState | None:
     if (scale := _step(item)) is None:
         return None
-    return PodCountState(scale, _count(item.get("wanted")) or 0, _number(item.get("pressed")))
+    return PodCountState(scale, _count(item.get("demand")) or 0, _number(item.get("pressed_since")))
 
 
 def _cpu(item: Any) -> CpuLimitState | None:

@@ -32,7 +32,7 @@ class ScalingIntent:
 
     counts: Mapping[str, int]
     """Instances by step."""
-    memory: str
+    scaling_state_json: str
     """State of the autoscaler, as JSON."""
     pods: int | None = None
     """Number of pods. ``None``: the recorded one stays."""

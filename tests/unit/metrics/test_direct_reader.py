@@ -102,12 +102,12 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
     assert words in alone.message
     messages.check(alone.message)
     # Both pods are idle as far as is known: for long, neither has needed its eight instances.
-    memory = rested(
+    state = rested(
         ScalingState(steps={TOKENIZER: StepState(desired=8, service=0.01)}), 1, now=now[0]
     )
     reported = {TOKENIZER: {"a": 8, "b": 8}}
     both, one = (
-        decide(limits(), memory, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"])
+        decide(limits(), state, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"])
     )
     assert both.steps[0].count == 8
     assert not both.fresh

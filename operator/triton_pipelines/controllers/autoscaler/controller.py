@@ -219,11 +219,11 @@ class Autoscaler:
 
     def _clear(self, key: Key, state: PipelineScalingState) -> None:
         """Clear the scaling state of a pipeline without a scalable step."""
-        if state.memory is None and not state.pods:
+        if state.scaling_state is None and not state.pods:
             return
         if state.action is not None:
             state.action.cancel()
-        state.action = state.memory = state.output.intent = state.output.view = None
+        state.action = state.scaling_state = state.output.intent = state.output.view = None
         state.pods, state.pod_counts, state.view_key = (), {}, ()
         self.metrics.forget(key)
 
@@ -252,7 +252,7 @@ class Autoscaler:
         """Decide, start what was decided, and publish intent and view."""
         now, live = self.clock().timestamp(), stored_objects.live_data(self.store, state)
         deployment = self.store.get(DEPLOYMENTS, *key)
-        before = state.memory or pipeline_state.with_recorded_counts(
+        before = state.scaling_state or pipeline_state.with_recorded_counts(
             loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
         before = pod_sizes.with_owned_fields(state, before, live, deployment)
@@ -298,11 +298,11 @@ class Autoscaler:
         # A running change is not decided again, and a failed one not retried at once; the control
         # law decides again afterwards.
         if state.is_active and (is_blocked or change_in_progress(before, pods, now)):
-            state.memory = pipeline_state.with_observations(before, decision.state)
+            state.scaling_state = pipeline_state.with_observations(before, decision.state)
         else:
-            state.memory = decision.state
+            state.scaling_state = decision.state
         if state.is_active and not is_blocked:
-            steps = state.memory.steps
+            steps = state.scaling_state.steps
             desired = {item.step: steps[item.step].desired for item in decision.steps}
             self._start_change(key, state, desired, before)
 
@@ -317,12 +317,12 @@ class Autoscaler:
         now: float,
     ) -> ScalingDecision:
         """Return the decision with CPU and pods, and take it into the state."""
-        assert state.memory is not None, "instance counts are decided first"
-        before = state.memory.history
+        assert state.scaling_state is not None, "instance counts are decided first"
+        before = state.scaling_state.history
         decision = decide_pods_and_cpu(
             bounds_of(state.pipeline, state.graph),
             limits,
-            replace(decision, state=state.memory),
+            replace(decision, state=state.scaling_state),
             replace(pods, counting=state.is_changing),
             interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
             now=now,
@@ -330,7 +330,7 @@ class Autoscaler:
         for action in pod_sizes.new_actions(before, decision.state.history):
             direction = "up" if action.after > action.before else "down"
             self.metrics.observe_action(key, action.step, direction, "Recorded", None)
-        state.memory = decision.state
+        state.scaling_state = decision.state
         return decision
 
     def _start_change(
@@ -353,8 +353,8 @@ class Autoscaler:
             state.backoff = replace(state.backoff, reason="")
             return
         if changed:
-            assert state.memory is not None
-            state.output.intent = pod_sizes.intent_of(state.memory, desired)
+            assert state.scaling_state is not None
+            state.output.intent = pod_sizes.intent_of(state.scaling_state, desired)
             self.enqueue(key)
         state.action = asyncio.create_task(
             self._count_changer().run(key, state, desired, changed, before),

@@ -72,7 +72,7 @@ class CountChanger:
                         "the operator retries automatically"
                     ),
                 )
-                state.memory, state.output.intent = before, None
+                state.scaling_state, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
             # At a time: an increase of Python code can last as long as an overload, and Triton
@@ -137,13 +137,15 @@ class CountChanger:
                 state.set_count(name, step.name, result.count)
         old = others[0] if previous is None else previous
         direction = "up" if count > old else "down"
-        memory = state.memory or ScalingState()
+        scaling_state = state.scaling_state or ScalingState()
         if change.is_verified:
             state.backoff = ScalingBackoff()
             # Otherwise, the time contains that until no request waited any more.
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
             seconds = change.seconds if is_measured else None
-            state.memory = replace(memory, actuation=seconds or memory.actuation)
+            state.scaling_state = replace(
+                scaling_state, actuation=seconds or scaling_state.actuation
+            )
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
@@ -157,10 +159,14 @@ class CountChanger:
         self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
     ) -> None:
         """Return to the previous count, which new pods start with, after no pod grew."""
-        state.memory = pipeline_state.with_reverted_growth(
-            state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
+        state.scaling_state = pipeline_state.with_reverted_growth(
+            state.scaling_state or ScalingState(),
+            step,
+            previous,
+            self.clock().timestamp(),
+            change.reason,
         )
-        state.output.intent = pod_sizes.intent_of(state.memory)
+        state.output.intent = pod_sizes.intent_of(state.scaling_state)
 
     def _fail(self, state: PipelineScalingState, reason: str) -> None:
         state.backoff = state.backoff.failed(self.clock().timestamp(), reason)

@@ -97,7 +97,7 @@ class PipelineScalingState:
     """What the status reported at that time."""
     output: ScalingOutput = field(default_factory=ScalingOutput)
     """What is published for the pipeline controller."""
-    memory: ScalingState | None = None
+    scaling_state: ScalingState | None = None
     """The control law's state; ``None`` before the first decision."""
     waited_for: frozenset[str] = frozenset()
     """Steps for which requests wait, by the last decision."""
@@ -232,16 +232,16 @@ def config_with(text: str) -> Callable[[int], str]:
     )
 
 
-def with_recorded_counts(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
+def with_recorded_counts(scaling_state: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
     """Return the recorded state of an earlier process with the recorded counts as desired ones.
 
     The counts hold even if the rest of the state is lost.
     """
     steps = {
-        step: replace(memory.steps.get(step) or StepState(desired=count), desired=count)
+        step: replace(scaling_state.steps.get(step) or StepState(desired=count), desired=count)
         for step, count in recorded.items()
     }
-    return replace(memory, steps={**memory.steps, **steps})
+    return replace(scaling_state, steps={**scaling_state.steps, **steps})
 
 
 def with_observations(before: ScalingState, after: ScalingState) -> ScalingState:
@@ -272,15 +272,15 @@ def with_observations(before: ScalingState, after: ScalingState) -> ScalingState
 
 
 def with_reverted_growth(
-    memory: ScalingState, step: str, count: int, now: float, reason: str
+    scaling_state: ScalingState, step: str, count: int, now: float, reason: str
 ) -> ScalingState:
     """Return the state after a growth that failed to reach any pod.
 
     The desired count is the previous one again, and the history has the reason.
     """
-    mine = memory.steps.get(step)
+    mine = scaling_state.steps.get(step)
     if mine is None or mine.desired == count:
-        return memory
+        return scaling_state
     action = CountChange(
         now, step, mine.desired, count, truncate(f"reverted: {reason}", REASON_MAX)
     )
@@ -288,14 +288,14 @@ def with_reverted_growth(
     growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
     reverted = replace(mine, desired=count, growth=growth)
     return replace(
-        memory,
-        steps={**memory.steps, step: reverted},
-        history=(action, *memory.history)[:HISTORY_MAX],
+        scaling_state,
+        steps={**scaling_state.steps, step: reverted},
+        history=(action, *scaling_state.history)[:HISTORY_MAX],
     )
 
 
 def with_desired_counts(
-    decision: ScalingDecision, memory: ScalingState, *, active: bool
+    decision: ScalingDecision, scaling_state: ScalingState, *, active: bool
 ) -> ScalingDecision:
     """Return the decision with the counts and the history in force.
 
@@ -304,10 +304,12 @@ def with_desired_counts(
     if not active:
         return decision
     steps = tuple(
-        replace(item, count=memory.steps[item.step].desired) if item.step in memory.steps else item
+        replace(item, count=scaling_state.steps[item.step].desired)
+        if item.step in scaling_state.steps
+        else item
         for item in decision.steps
     )
-    return replace(decision, steps=steps, state=memory)
+    return replace(decision, steps=steps, state=scaling_state)
 
 
 def metrics_failure_of(decision: ScalingDecision, *, has_pods: bool) -> str:

@@ -249,7 +249,7 @@ class Snapshot:
 
     def state(self) -> PipelineState:
         """Return the state that the policies keep."""
-        return parse_state(self.live_data().get(names.KEY_MEMORY))
+        return parse_state(self.live_data().get(names.KEY_STATE))
 
     def rollout_state(self, state: RolloutState, desired: str) -> RolloutState:
         """Return the state without a failure of another spec, or one that cannot be rolled back.
