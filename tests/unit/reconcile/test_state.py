@@ -165,6 +165,13 @@ def test_no_edit_of_a_policys_state_breaks_the_rest(policy: str, value: Any) -> 
     assert replace(edited, **{policy: getattr(known, policy)}) == known
 
 
+@pytest.mark.parametrize("managers", ["argocd", 7, {"argocd": 1}, [7, "", None]])
+@pytest.mark.parametrize("policy", ["replicas", "cpu_resize"])
+def test_managers_that_are_not_a_list_of_names_own_nothing(policy: str, managers: Any) -> None:
+    state = PipelineState.parse(json.dumps({policy: {"managers": managers}}))
+    assert getattr(state, policy).others.owners == ""
+
+
 def test_keys_of_no_policy_are_ignored() -> None:
     unknown = {"restored": "ecde444fbb", "a_later_policy": {"revision": "2861b88211"}}
     assert PipelineState.parse(json.dumps(unknown)) == PipelineState()
