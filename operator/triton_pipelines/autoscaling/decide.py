@@ -25,6 +25,7 @@ from triton_pipelines.autoscaling.decision_state import (
     next_state,
     without_other_revision,
 )
+from triton_pipelines.autoscaling.memory_pressure import without_ended_holds
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
     MetricsProblem,
@@ -79,6 +80,7 @@ def decide(
         now: Unix seconds.
     """
     state = without_other_revision(state, limits.revision)
+    state = without_ended_holds(state, limits, now)
     steps = {
         step.name: current_step(step, state, counts, ready_pods, limits.active, now)
         for step in limits.steps
@@ -191,6 +193,8 @@ def _decide_steps(
             wait=demand.wait,
             service=demand.service,
             grows_at_once=_grows_at_once(item, demand),
+            added=_added_since(item, context.cpu.memory_at),
+            memory_held=None if item.state.memory_held is None else item.state.memory_held[1],
         )
         for item, load, demand in zip(steps, loads, demands, strict=True)
     ]
@@ -199,6 +203,14 @@ def _decide_steps(
         decide_step(item, demand, caps[item.limits.name], context)
         for item, demand in zip(steps, demands, strict=True)
     ]
+
+
+def _added_since(item: StepObservation, at: float | None) -> int:
+    """Return the instances that may not have been running at Unix time ``at``."""
+    if at is None:
+        return 0
+    least = control_law.instances_between(item.state, item.count)(at, at).least
+    return max(0, item.count - min(least, *item.counts.values()))
 
 
 def _grows_at_once(item: StepObservation, demand: StepDemand) -> bool:

@@ -49,7 +49,13 @@ def without_other_revision(state: ScalingState, revision: str) -> ScalingState:
         return state
     steps = {
         name: replace(
-            step, service=None, growth=None, growth_held=None, stalled_since=None, cap=None
+            step,
+            service=None,
+            growth=None,
+            growth_held=None,
+            stalled_since=None,
+            cap=None,
+            memory_held=None,
         )
         for name, step in state.steps.items()
     }
@@ -131,6 +137,7 @@ def without_change(after: StepState, before: StepState, count: int) -> StepState
         reversals=before.reversals,
         direction=before.direction,
         growth=before.growth if after.growth is not None else None,
+        memory_held=before.memory_held,
     )
 
 

@@ -131,6 +131,7 @@ def _step_document(step: StepState) -> dict[str, Any]:
             "growth_held": None if held is None else [_time(held[0]), _growth_document(held[1])],
             "stalled_since": _time(step.stalled_since),
             "cap": step.cap,
+            "memoryHeld": _memory_held_document(step.memory_held),
         }
     )
 
@@ -160,6 +161,10 @@ def _growth_document(growth: InstanceGrowth | None) -> list[Any] | None:
         float(f"{growth.service:.6g}"),
         growth.cores,
     ]
+
+
+def _memory_held_document(held: tuple[float, int, float] | None) -> list[Any] | None:
+    return None if held is None else [_time(held[0]), held[1], held[2]]
 
 
 def _time(at: float | None) -> float | None:
@@ -204,6 +209,7 @@ def _step(item: Any) -> StepState | None:
         growth_held=_held(item.get("growth_held")),
         stalled_since=_number(item.get("stalled_since")),
         cap=_count(item.get("cap")),
+        memory_held=_memory_held(item.get("memoryHeld")),
     )
 
 
@@ -218,6 +224,13 @@ def _held(item: Any) -> tuple[float, InstanceGrowth] | None:
         return None
     since, growth = _number(item[0]), _growth(item[1])
     return None if since is None or growth is None else (since, growth)
+
+
+def _memory_held(item: Any) -> tuple[float, int, float] | None:
+    if not isinstance(item, list) or len(item) != 3:
+        return None
+    since, count, limit = _number(item[0]), _count(item[1]), _number(item[2])
+    return None if since is None or count is None or limit is None else (since, count, limit)
 
 
 def _pods(item: Any) -> PodCountState | None:

@@ -232,6 +232,8 @@ class StepState:
     """Since when requests wait and none completes."""
     cap: int | None = None
     """Last known bound on growth."""
+    memory_held: tuple[float, int, float] | None = None
+    """Since when growth is held because memory ran short, the count left, and the limit (bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
