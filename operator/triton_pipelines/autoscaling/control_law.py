@@ -326,7 +326,7 @@ def next_count(
         return NextCount(demand if cooled else count)
     most = max((each for _, each in state.demands), default=count)
     most = min(max(most, step.low), step.high)
-    rested = state.last_up is None or now - state.last_up >= law.stabilization
+    rested = state.last_up is None or not 0 <= now - state.last_up < law.stabilization
     if most >= count or not rested or not covers_stabilization(state, law, interval, now):
         return NextCount(count)
     if state.direction > 0 and len(_recent(state.reversals, now)) >= law.flaps_per_hour:

@@ -23,6 +23,7 @@ from triton_pipelines.autoscaling.decision_state import (
     Situation,
     current_step,
     next_state,
+    without_future,
     without_other_revision,
 )
 from triton_pipelines.autoscaling.memory_pressure import without_ended_holds
@@ -79,7 +80,7 @@ def decide(
         ready_pods: Names of the ready pods.
         now: Unix seconds.
     """
-    state = without_other_revision(state, limits.revision)
+    state = without_other_revision(without_future(state, now), limits.revision)
     state = without_ended_holds(state, limits, now)
     steps = {
         step.name: current_step(step, state, counts, ready_pods, limits.active, now)

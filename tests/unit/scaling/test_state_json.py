@@ -132,7 +132,7 @@ FIELDS = [
     "growth_held",
     "stalled_since",
     "cap",
-    "memoryHeld",
+    "memory_held",
 ]
 
 
