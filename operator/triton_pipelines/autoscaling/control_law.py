@@ -73,7 +73,7 @@ class StepDemand:
     saturated: bool = False
     """Busy or waiting beyond the threshold (T of the decision table)."""
     stalled: bool = False
-    """Requests wait and none completes."""
+    """Requests wait or are rejected, and none completes."""
     overloaded: bool = False
     """Requests wait, and more arrive than the instances process, or suddenly more than before."""
 
@@ -224,8 +224,11 @@ def _windowed_arrivals(signal: StepSignal, expected: float) -> float:
 
 
 def _is_stalled(signal: StepSignal) -> bool:
-    """Return whether requests wait and none completed in the fast window."""
-    return signal.fast is not None and not signal.fast.throughput > 0 and signal.waiting > 0
+    """Return whether requests wait or are rejected and none completed in the fast window."""
+    fast = signal.fast
+    if fast is None or fast.throughput > 0:
+        return False
+    return signal.waiting > 0 or fast.rejected > 0
 
 
 def _worst_pod(

@@ -73,7 +73,7 @@ class StepObservation:
         # As many test inferences as fit into the window including both its ends; half a request
         # allows for rounding.
         own = len(self.counts) * (self.probe_rate * slow.seconds + 1) if self.probe_rate else 0.0
-        return slow.throughput * slow.seconds < own + 0.5
+        return (slow.throughput + slow.rejected) * slow.seconds < own + 0.5
 
 
 @dataclass(frozen=True, slots=True)
