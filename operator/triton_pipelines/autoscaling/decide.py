@@ -33,6 +33,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
     PipelineSample,
 )
 from triton_pipelines.autoscaling.signals import (
+    CpuSignal,
     PodSignals,
     TrustedPods,
     cpu_signal,
@@ -194,7 +195,7 @@ def _decide_steps(
             wait=demand.wait,
             service=demand.service,
             grows_at_once=_grows_at_once(item, demand),
-            added=_added_since(item, context.cpu.memory_at),
+            added=_added_since_reading(item, context.cpu),
             memory_held=None if item.state.memory_held is None else item.state.memory_held[1],
         )
         for item, load, demand in zip(steps, loads, demands, strict=True)
@@ -206,12 +207,13 @@ def _decide_steps(
     ]
 
 
-def _added_since(item: StepObservation, at: float | None) -> int:
-    """Return the instances that may not have been running at Unix time ``at``."""
+def _added_since_reading(item: StepObservation, cpu: CpuSignal) -> int:
+    """Return the instances that may not have been running when memory was read."""
+    at = cpu.memory_at
     if at is None:
         return 0
     least = control_law.instances_between(item.state, item.count)(at, at).least
-    return max(0, item.count - min(least, *item.counts.values()))
+    return max(0, item.count - min(least, item.counts.get(cpu.memory_pod, item.count)))
 
 
 def _grows_at_once(item: StepObservation, demand: StepDemand) -> bool:

@@ -174,3 +174,15 @@ def test_memory_that_growth_takes_is_not_promised_again(reported: int) -> None:
     for age, read in ((10, -60), (150, 60)):
         later = shared(first.state, present, {"a": HOT, "b": HOT}, NOW + read, NOW + age)
         assert (later.steps[1].count > 1) is (reported == 7 and read > 0)
+
+
+def test_a_pod_that_stays_behind_does_not_limit_the_others() -> None:
+    """Its missing instances are no part of the memory that the fullest pod uses."""
+    flow = replace(HEAVY, rate=38)
+    pods = {
+        name: history({"a": flow}, usage=PodUsage(NOW - 60, cpu_cores=4, memory_bytes=size * GIB))
+        for name, size in (("pod-0", 3.0), ("pod-1", 1.0))
+    }
+    seen, reported = PipelineSample(pods, INTERVAL), {"a": {"pod-0": 4, "pod-1": 1}}
+    done = decide(LIMITS, remembered(4), seen, reported, list(pods), NOW)
+    assert done.steps[0].figures.cap == 7  # 0.8 GiB hold three more

@@ -94,8 +94,8 @@ def usage(connection: Connection, group: PodGroup, seconds: float) -> list[str]:
     """Return queries for the usage of the server's containers and GPUs, in as few as possible.
 
     The figures are CPU and throttling (over ``seconds``), memory (at most ``seconds`` old), and GPU
-    utilization; each is labeled with its name and pod. Of several series of a pod the highest is used and not their sum,
-    because two scrapers of the same node would double it.
+    utilization; each is labeled with its name and pod. Of several series of a pod the highest is
+    used and not their sum, because two scrapers of the same node would double it.
     """
     box, own = connection.container_labels, connection.labels
     fixed = _matchers(connection.matchers)
