@@ -229,9 +229,11 @@ class StepState:
     growth_held: tuple[float, InstanceGrowth] | None = None
     """Since when growth is held, and the growth that did not raise throughput."""
     stalled_since: float | None = None
-    """Since when requests wait and none completes."""
+    """Since when requests wait or are rejected, and none completes."""
     cap: int | None = None
     """Last known bound on growth."""
+    memory_held: tuple[float, int, float] | None = None
+    """Since when growth is held because memory ran short, the count left, and the limit (bytes)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,16 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
     assert sample.pods["a"].usage.gpu == 0.75
 
 
+async def test_after_the_clock_was_set_back_scrapes_count_from_then_on() -> None:
+    now = [NOW]
+    async with pages(page(PAGE)) as address, DirectReader(clock=lambda: now[0]) as reader:
+        await reader.collect(expected(a=address))
+        for now[0] in (NOW - 3600, NOW - 3598):
+            sample = (await reader.collect(expected(a=address)))[KEY]
+    assert isinstance(sample, PipelineSample)
+    assert [scrape.at for scrape in sample.pods["a"].scrapes] == [NOW - 3600, NOW - 3598]
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -34,6 +34,7 @@ FULL = StepState(
     growth_held=(T + 2, GROWTH),
     stalled_since=T + 4,
     cap=9,
+    memory_held=(T + 5, 7, 4294967296.0),
 )
 
 
@@ -131,6 +132,7 @@ FIELDS = [
     "growth_held",
     "stalled_since",
     "cap",
+    "memory_held",
 ]
 
 
