@@ -34,11 +34,17 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes, stored_objects
+from triton_pipelines.controllers.autoscaler import (
+    pipeline_state,
+    pod_sizes,
+    scaling_memory,
+    stored_objects,
+)
 from triton_pipelines.controllers.autoscaler.actuator import Pace, PodTarget
 from triton_pipelines.controllers.autoscaler.count_changer import CountChanger
 from triton_pipelines.controllers.autoscaler.decision_inputs import DecisionInputs
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
+    INTENT,
     PipelineScalingState,
     ReportedStatus,
 )
@@ -252,7 +258,7 @@ class Autoscaler:
         """Decide, start what was decided, and publish intent and view."""
         now, live = self.clock().timestamp(), stored_objects.live_data(self.store, state)
         deployment = self.store.get(DEPLOYMENTS, *key)
-        before = state.memory or pipeline_state.with_recorded_counts(
+        before = state.memory or scaling_memory.with_recorded_counts(
             loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
         before = pod_sizes.with_owned_fields(state, before, live, deployment)
@@ -269,13 +275,11 @@ class Autoscaler:
             self.enqueue(key)
         has_pods = bool(state.pods)
         failure = pipeline_state.metrics_failure_of(decision, has_pods=has_pods)
-        decision = pipeline_state.with_desired_counts(
+        decision = scaling_memory.with_desired_counts(
             decision, decision.state, active=state.is_active
         )
-        mode = state.pipeline.spec.scaling.mode
-        view = ScalingView(
-            decision, mode, counts, sample.source, failure, state.backoff.reason, now
-        )
+        mode, action_failure = state.pipeline.spec.scaling.mode, state.action_failure
+        view = ScalingView(decision, mode, counts, sample.source, failure, action_failure, now)
         models = {step.name: step.model_name for step in state.steps}
         self.metrics.observe_decision(key, view, models, sample, now)
         self.metrics.observe_pods(key, pod_sizes.pod_sizes(state, deployment))
@@ -292,19 +296,21 @@ class Autoscaler:
         now: float,
     ) -> None:
         """Take the decision on counts into the state, and start it unless it has to wait."""
-        is_blocked = (
-            state.is_changing or state.backoff.wait(self.retry_seconds, now) > 0 or not state.pods
-        )
+        if not state.is_active:
+            state.memory = decision.state
+            return
         # A running change is not decided again, and a failed one not retried at once; the control
         # law decides again afterwards.
-        if state.is_active and (is_blocked or change_in_progress(before, pods, now)):
-            state.memory = pipeline_state.with_observations(before, decision.state)
+        waiting = state.waiting_subjects(self.retry_seconds, now)
+        is_blocked = state.is_changing or not state.pods or INTENT in waiting
+        if is_blocked or change_in_progress(before, pods, now):
+            state.memory = scaling_memory.with_observations(before, decision.state)
         else:
-            state.memory = decision.state
-        if state.is_active and not is_blocked:
+            state.memory = scaling_memory.with_frozen_steps(before, decision.state, waiting)
+        if not is_blocked:
             steps = state.memory.steps
-            desired = {item.step: steps[item.step].desired for item in decision.steps}
-            self._start_change(key, state, desired, before)
+            free = [item.step for item in decision.steps if item.step not in waiting]
+            self._start_change(key, state, {step: steps[step].desired for step in free}, before)
 
     def _decide_pods(
         self,
@@ -343,18 +349,16 @@ class Autoscaler:
         """Start a change to the desired counts, also for pods that started with other counts."""
         recorded = stored_objects.recorded_counts(self.store, state)
         changed = {step: count for step, count in desired.items() if recorded.get(step) != count}
-        diverged = any(
-            count != desired[step]
-            for step, pods in state.counts().items()
-            for count in pods.values()
-        )
+        found = state.counts()
+        diverged = {step for step, count in desired.items() if {*found[step].values()} - {count}}
+        # What failed is no longer desired.
+        state.clear_failures(desired.keys() - changed.keys() - diverged)
         if not changed and not diverged:
-            # What failed is no longer desired.
-            state.backoff = replace(state.backoff, reason="")
+            state.clear_failures([INTENT])
             return
         if changed:
             assert state.memory is not None
-            state.output.intent = pod_sizes.intent_of(state.memory, desired)
+            state.output.intent = pod_sizes.intent_of(state.memory)
             self.enqueue(key)
         state.action = asyncio.create_task(
             self._count_changer().run(key, state, desired, changed, before),
@@ -362,15 +366,12 @@ class Autoscaler:
         )
 
     def _count_changer(self) -> CountChanger:
+        def recorded(state: PipelineScalingState) -> Mapping[str, int]:
+            return stored_objects.recorded_counts(self.store, state)
+
+        log, seconds = self._failures.report, self.intent_seconds
         return CountChanger(
-            lambda state: stored_objects.recorded_counts(self.store, state),
-            self._targets,
-            self.clock,
-            self.enqueue,
-            self.metrics,
-            self._failures.report,
-            self.pace,
-            self.intent_seconds,
+            recorded, self._targets, self.clock, self.enqueue, self.metrics, log, self.pace, seconds
         )
 
     def _targets(self, state: PipelineScalingState, step: str) -> list[PodTarget]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.types import ScalingState
 from triton_pipelines.cluster.store import Key
 from triton_pipelines.compile.graph.graph import Step
-from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes
+from triton_pipelines.controllers.autoscaler import pod_sizes
 from triton_pipelines.controllers.autoscaler.actuator import (
     CountChangeResult,
     Pace,
@@ -24,9 +23,8 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     PodTarget,
     change_count,
 )
-from triton_pipelines.controllers.autoscaler.pipeline_state import (
-    PipelineScalingState,
-)
+from triton_pipelines.controllers.autoscaler.pipeline_state import INTENT, PipelineScalingState
+from triton_pipelines.controllers.autoscaler.scaling_memory import with_reverted_growth
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.scaling_limits import grows_under_load
 
@@ -67,33 +65,28 @@ class CountChanger:
             if changed and not await self._is_recorded(state, desired):
                 self._fail(
                     state,
-                    (
-                        "the desired instance counts could not be saved, so no pod was changed; "
-                        "the operator retries automatically"
-                    ),
+                    INTENT,
+                    "the desired instance counts could not be saved, so no pod was changed; "
+                    "the operator retries automatically",
                 )
                 state.memory, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
+            if changed:
+                state.backoffs.pop(INTENT, None)
             # At a time: an increase of Python code can last as long as an overload, and Triton
             # completes those of other models meanwhile (measured).
-            changes = [
-                self._change_step(
-                    key, state, step, desired[step.name], _previous(before, changed, step.name)
+            await asyncio.gather(
+                *(
+                    self._change_or_fail(
+                        key, state, step, desired[step.name], _previous(before, changed, step.name)
+                    )
+                    for step in state.steps
+                    if step.name in desired
                 )
-                for step in state.steps
-                if step.name in desired
-            ]
-            for result in await asyncio.gather(*changes, return_exceptions=True):
-                if result is not None:
-                    raise result
-        except Exception as error:
-            self._fail(
-                state,
-                f"the change could not be carried out: {type(error).__name__}; "
-                "see the operator's log",
             )
-            await self.log_failure(key, Reason.ACTUATION_FAILED.value, error)
+        except Exception as error:
+            await self._fail_unexpectedly(key, state, INTENT, error)
         finally:
             self.enqueue(key)
 
@@ -107,6 +100,20 @@ class CountChanger:
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
+
+    async def _change_or_fail(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        step: Step,
+        count: int,
+        previous: int | None,
+    ) -> None:
+        """Change a step's count in the pods; an unexpected error is a failure of this step."""
+        try:
+            await self._change_step(key, state, step, count, previous)
+        except Exception as error:
+            await self._fail_unexpectedly(key, state, step.name, error)
 
     async def _change_step(
         self,
@@ -139,7 +146,7 @@ class CountChanger:
         direction = "up" if count > old else "down"
         memory = state.memory or ScalingState()
         if change.is_verified:
-            state.backoff = ScalingBackoff()
+            state.backoffs.pop(step.name, None)
             # Otherwise, the time contains that until no request waited any more.
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
             seconds = change.seconds if is_measured else None
@@ -147,7 +154,11 @@ class CountChanger:
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
-        self._fail(state, f"{step.name} was not scaled from {old} to {count}: {change.reason}")
+        self._fail(
+            state,
+            step.name,
+            f"{step.name} was not scaled from {old} to {count}: {change.reason}",
+        )
         self.metrics.observe_action(key, step.name, direction, "Failed", None)
         self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
         if previous is not None and count > previous and not change.reached_a_pod:
@@ -157,13 +168,22 @@ class CountChanger:
         self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
     ) -> None:
         """Return to the previous count, which new pods start with, after no pod grew."""
-        state.memory = pipeline_state.with_reverted_growth(
+        state.memory = with_reverted_growth(
             state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
         )
         state.output.intent = pod_sizes.intent_of(state.memory)
 
-    def _fail(self, state: PipelineScalingState, reason: str) -> None:
-        state.backoff = state.backoff.failed(self.clock().timestamp(), reason)
+    async def _fail_unexpectedly(
+        self, key: Key, state: PipelineScalingState, subject: str, error: Exception
+    ) -> None:
+        name = type(error).__name__
+        self._fail(
+            state, subject, f"the change could not be carried out: {name}; see the operator's log"
+        )
+        await self.log_failure(key, Reason.ACTUATION_FAILED.value, error)
+
+    def _fail(self, state: PipelineScalingState, subject: str, reason: str) -> None:
+        state.fail(subject, reason, self.clock().timestamp())
 
 
 def _previous(before: ScalingState, changed: Mapping[str, int], step: str) -> int | None:

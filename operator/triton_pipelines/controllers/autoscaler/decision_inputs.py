@@ -35,7 +35,7 @@ class DecisionInputs:
         """Return the inputs of the next decision about a pipeline."""
         rejections = dict(handover.resize_rejections.get(key, {}))
         pods = tuple(pod.uid for pod in state.pods)
-        others = store.state_of(key), state.counts(), pods, state.backoff, rejections
+        others = store.state_of(key), state.counts(), pods, dict(state.backoffs), rejections
         return cls(now, sample, (id(state.graph), state.is_changing, *others))
 
     def repeat(self, last: DecisionInputs | None) -> bool:

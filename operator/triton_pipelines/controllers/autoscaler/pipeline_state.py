@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -22,15 +22,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
     PipelineSample,
 )
-from triton_pipelines.autoscaling.types import (
-    REASON_MAX,
-    CountChange,
-    ScalingDecision,
-    ScalingState,
-    StepState,
-    Verdict,
-    truncate,
-)
+from triton_pipelines.autoscaling.types import ScalingDecision, ScalingState, Verdict
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.render.model_config import parse as parse_config
@@ -41,7 +33,8 @@ from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
-HISTORY_MAX: Final = 5
+# Key of the back-off after desired counts could not be recorded; no step has this name.
+INTENT: Final = ""
 # Rates need two samples: for this time (seconds) a new process does not report an unknown load.
 SETTLING_SECONDS: Final = 30.0
 # A new process contradicts the reported verdict only after this many slow windows.
@@ -111,8 +104,8 @@ class PipelineScalingState:
     """Pods (by uid) that did not report counts: start of the server, and time of the query."""
     action: asyncio.Task[None] | None = None
     """The running change of counts, or the last one."""
-    backoff: ScalingBackoff = field(default_factory=ScalingBackoff)
-    """Back-off after failed changes."""
+    backoffs: dict[str, ScalingBackoff] = field(default_factory=dict)
+    """Back-off after failed changes, by step; INTENT: desired counts could not be recorded."""
     view_key: Hashable = ()
     """:func:`change_key` of the published view."""
     view_at: float = 0.0
@@ -159,6 +152,32 @@ class PipelineScalingState:
     def is_changing(self) -> bool:
         """Return whether a change of counts is running."""
         return self.action is not None and not self.action.done()
+
+    def fail(self, subject: str, reason: str, now: float) -> None:
+        """Note one more failed change of a step, or INTENT."""
+        backoff = self.backoffs.get(subject, ScalingBackoff())
+        self.backoffs[subject] = backoff.failed(now, reason)
+
+    def clear_failures(self, subjects: Iterable[str]) -> None:
+        """Report failures of these steps, or INTENT, no more; their next pauses stay longer."""
+        for subject in self.backoffs.keys() & set(subjects):
+            self.backoffs[subject] = replace(self.backoffs[subject], reason="")
+
+    def waiting_subjects(self, first: float, now: float) -> set[str]:
+        """Return the steps, or INTENT, that wait for their next attempt.
+
+        Args:
+            first: The pause (seconds) that doubles with each failure.
+            now: Unix seconds.
+        """
+        return {name for name, one in self.backoffs.items() if one.wait(first, now) > 0}
+
+    @property
+    def action_failure(self) -> str:
+        """Return why the last change of a step failed; empty if none failed."""
+        subjects = (INTENT, *(step.name for step in self.steps))
+        reasons = (self.backoffs[name].reason for name in subjects if name in self.backoffs)
+        return next((reason for reason in reasons if reason), "")
 
     @property
     def revision(self) -> str:
@@ -230,84 +249,6 @@ def config_with(text: str) -> Callable[[int], str]:
     return lambda count: json_format.MessageToJson(
         with_count(parsed, count), preserving_proto_field_name=True
     )
-
-
-def with_recorded_counts(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
-    """Return the recorded state of an earlier process with the recorded counts as desired ones.
-
-    The counts hold even if the rest of the state is lost.
-    """
-    steps = {
-        step: replace(memory.steps.get(step) or StepState(desired=count), desired=count)
-        for step, count in recorded.items()
-    }
-    return replace(memory, steps={**memory.steps, **steps})
-
-
-def with_observations(before: ScalingState, after: ScalingState) -> ScalingState:
-    """Return the state after a decision that is not carried out.
-
-    What the decision observed is kept; desired counts and past changes stay as they were.
-    """
-    steps = {}
-    for name, mine in before.steps.items():
-        new = after.steps.get(name)
-        steps[name] = (
-            mine
-            if new is None
-            else replace(
-                mine,
-                service=new.service,
-                demands=new.demands,
-                stalled_since=new.stalled_since,
-                cap=new.cap,
-            )
-        )
-    return replace(
-        before,
-        steps={**after.steps, **steps},
-        last_fresh=after.last_fresh,
-        outage_since=after.outage_since,
-    )
-
-
-def with_reverted_growth(
-    memory: ScalingState, step: str, count: int, now: float, reason: str
-) -> ScalingState:
-    """Return the state after a growth that failed to reach any pod.
-
-    The desired count is the previous one again, and the history has the reason.
-    """
-    mine = memory.steps.get(step)
-    if mine is None or mine.desired == count:
-        return memory
-    action = CountChange(
-        now, step, mine.desired, count, truncate(f"reverted: {reason}", REASON_MAX)
-    )
-    # A growth that reached no pod is no evidence of diminishing returns.
-    growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
-    reverted = replace(mine, desired=count, growth=growth)
-    return replace(
-        memory,
-        steps={**memory.steps, step: reverted},
-        history=(action, *memory.history)[:HISTORY_MAX],
-    )
-
-
-def with_desired_counts(
-    decision: ScalingDecision, memory: ScalingState, *, active: bool
-) -> ScalingDecision:
-    """Return the decision with the counts and the history in force.
-
-    They differ from the decided ones if the decision could not be carried out.
-    """
-    if not active:
-        return decision
-    steps = tuple(
-        replace(item, count=memory.steps[item.step].desired) if item.step in memory.steps else item
-        for item in decision.steps
-    )
-    return replace(decision, steps=steps, state=memory)
 
 
 def metrics_failure_of(decision: ScalingDecision, *, has_pods: bool) -> str:

@@ -132,17 +132,10 @@ def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None)
     )
 
 
-def intent_of(memory: ScalingState, counts: Mapping[str, int] | None = None) -> ScalingIntent:
-    """Return what has to be recorded.
-
-    Args:
-        memory: The control law's state.
-        counts: Desired counts, if they differ from those of the state.
-    """
-    if counts is None:
-        counts = {name: mine.desired for name, mine in memory.steps.items()}
+def intent_of(memory: ScalingState) -> ScalingIntent:
+    """Return what has to be recorded by the control law's state."""
     return ScalingIntent(
-        counts,
+        {name: mine.desired for name, mine in memory.steps.items()},
         dumps(memory),
         pods=memory.pods.scale.desired if memory.pods is not None else None,
         cpu=memory.cpu.scale.desired if memory.cpu is not None else None,

@@ -1,0 +1,73 @@
+"""Changes of counts: several steps, pods that do not answer, and what changes in mid change."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.flows import Flow
+from tests.support.loops import Loop, loop_of
+from tests.support.operators import eventually
+from tests.unit.app.test_autoscaler_controller import BUSY, CUSTOM, RANGE, condition, settled
+from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
+
+POST = {"type": "Softmax", "instances": RANGE}
+CALM: dict[str, Any] = {"rate": 20.0, "service": 0.010}
+
+
+def of(monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Loop:
+    return loop_of(monkeypatch, settled(**spec))
+
+
+def flows(loop: Loop, tokenizer: dict[str, Any], postprocess: dict[str, Any]) -> None:
+    """The collector's samples from now on."""
+    loop.flows(
+        tokenizer=Flow(**tokenizer), model=Flow(95.0, 0.0005), postprocess=Flow(**postprocess)
+    )
+
+
+async def ticks(loop: Loop, count: int, tokenizer: dict[str, Any]) -> None:
+    """Tick while the postprocessing is overloaded; each change ends."""
+    for _ in range(count):
+        flows(loop, tokenizer, BUSY)
+        await loop.tick()
+        await loop.settle()
+
+
+async def test_a_step_whose_change_fails_does_not_delay_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = of(monkeypatch, postprocess=POST)
+    post = f"{loop.world.pods[0].name}/postprocess"
+    loop.tritons.refuse[post] = PodRejectedError("No space left on device")
+    await ticks(loop, 30, CALM)
+    attempts = [name for name, _ in loop.tritons.loads].count(post)
+    assert attempts > 1, "its pause is long by now"
+    assert loop.counts["tokenizer"] == 1
+    await ticks(loop, 2, BUSY)
+    assert loop.counts["tokenizer"] > 1
+    assert loop.tritons.counts[loop.world.pods[0].name] == loop.counts["tokenizer"]
+    assert [name for name, _ in loop.tritons.loads].count(post) == attempts
+    assert loop.counts["postprocess"] == 1
+    history = loop.status()["scaling"]["history"]
+    assert (history[0]["step"], history[0]["to"]) == ("tokenizer", loop.counts["tokenizer"])
+
+
+async def test_a_success_of_a_step_does_not_hide_the_failure_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = of(monkeypatch, tokenizer=CUSTOM, postprocess=POST)
+    post = f"{loop.world.pods[0].name}/postprocess"
+    loop.tritons.refuse[post] = PodRejectedError("No space left on device")
+    loop.tritons.gates["tokenizer"] = asyncio.Event()
+    flows(loop, BUSY, BUSY)
+    await loop.tick()
+    await eventually("both steps are being changed", lambda: len(loop.tritons.loads) == 2)
+    loop.tritons.gates["tokenizer"].set()
+    await loop.settle()
+    assert loop.counts["tokenizer"] > 1
+    await ticks(loop, 1, BUSY)
+    assert condition(loop, "ScalingActive")["reason"] == "ActuationFailed"
+    assert "No space left" in condition(loop, "ScalingActive")["message"]
