@@ -163,17 +163,6 @@ async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(
     assert loop.tritons.counts[strayed] == loop.counts["tokenizer"]
 
 
-async def test_a_pod_that_goes_in_mid_change_is_no_failure(loop: Loop) -> None:
-    (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodGoneError("connection refused")
-    loop.flow(**BUSY)
-    await loop.tick()
-    await loop.settle()
-    assert loop.counts["tokenizer"] > 1
-    await loop.tick()
-    assert condition(loop, "ScalingActive")["reason"] == "Succeeded"
-
-
 async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     loop.tritons.gate = asyncio.Event()
     loop.flow(**BUSY)

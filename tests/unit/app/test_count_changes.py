@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.support.flows import Flow
 from tests.support.loops import Loop, loop_of
+from tests.support.messages import Messages
 from tests.support.operators import eventually
 from tests.unit.app.test_autoscaler_controller import BUSY, CUSTOM, RANGE, condition, settled
-from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
+from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
 
 POST = {"type": "Softmax", "instances": RANGE}
 CALM: dict[str, Any] = {"rate": 20.0, "service": 0.010}
@@ -71,3 +74,54 @@ async def test_a_success_of_a_step_does_not_hide_the_failure_of_another(
     await ticks(loop, 1, BUSY)
     assert condition(loop, "ScalingActive")["reason"] == "ActuationFailed"
     assert "No space left" in condition(loop, "ScalingActive")["message"]
+
+
+async def started(loop: Loop) -> None:
+    """An overload of the tokenizer begins, and the first pod is being changed."""
+    loop.flow(**BUSY)
+    await loop.tick()
+    await eventually("a pod is being changed", lambda: loop.tritons.loads)
+
+
+async def test_a_pod_that_goes_in_mid_change_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = of(monkeypatch, replicas=2)
+    loop.tritons.gate = asyncio.Event()
+    await started(loop)
+    ((gone, count),) = loop.tritons.loads
+    loop.tritons.refuse[gone] = PodGoneError("connection refused")
+    loop.world.pods = [
+        replace(pod, phase="Loading") if pod.name == gone else pod for pod in loop.world.pods
+    ]
+    await loop.tick()
+    loop.tritons.gate.set()
+    await loop.settle()
+    assert loop.counts["tokenizer"] == count
+    (other,) = (pod.name for pod in loop.world.pods if pod.name != gone)
+    assert loop.tritons.counts[other] == count
+    await loop.tick()
+    assert condition(loop, "ScalingActive")["reason"] == "Succeeded"
+
+
+async def test_a_serving_pod_that_refuses_connections_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
+    """As with a NetworkPolicy that admits only the metrics port."""
+    loop = of(monkeypatch)
+    loop.tritons.refuse[loop.world.pods[0].name] = PodGoneError("connection refused")
+    tried = []
+    for _ in range(60):
+        loop.flow(**BUSY)
+        before = len(loop.tritons.loads)
+        await loop.tick()
+        await loop.settle()
+        if len(loop.tritons.loads) > before:
+            tried.append(loop.now)
+    gaps = [later - earlier for earlier, later in pairwise(tried)]
+    assert gaps[:2] == [16, 32]
+    reported = condition(loop, "ScalingActive")
+    assert reported["reason"] == "ActuationFailed"
+    assert "connection refused" in reported["message"]
+    messages.check(reported["message"])
+    assert loop.counts["tokenizer"] == 1

@@ -243,6 +243,21 @@ async def test_a_deleted_pod_does_not_block_others() -> None:
     assert other.now == 2
 
 
+@pytest.mark.parametrize(
+    ("ends_after", "result"),
+    [(0.0, PodResult.GONE), (0.02, PodResult.GONE), (9, PodResult.UNKNOWN)],
+)
+async def test_a_pod_counts_as_gone_once_kubernetes_reports_it(
+    ends_after: float, result: PodResult
+) -> None:
+    (target,) = targets(FakePod("gone", gone=True))
+    began = time.monotonic()
+    target = replace(target, is_serving=lambda: time.monotonic() - began < ends_after)
+    outcome = await change_count("tokenizer", "sentiment", 2, [target], pace=PACE)
+    assert outcome.pods["gone"].result is result
+    assert outcome.is_verified is (result is PodResult.GONE)
+
+
 async def test_pods_that_have_the_count_are_left_alone() -> None:
     pod = FakePod("pod", now=2)
     outcome = await change_count("tokenizer", "sentiment", 2, targets(pod), pace=PACE)

@@ -111,6 +111,9 @@ class PodTarget:
     """The count that it has."""
     is_waited_for: Callable[[], bool] = lambda: False
     """Returns whether requests wait for the step."""
+    is_serving: Callable[[], bool] = lambda: False
+    """Returns whether Kubernetes still reports this pod, with the same start of its server, as
+    serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class Pace:
     settle_poll: float = SETTLE_POLL_S
     """Time between two queries of the count meanwhile."""
     verify: float = VERIFY_S
-    """How long a pod may take to be ready after a change."""
+    """How long a pod may take to be ready after a change, or Kubernetes to report its end."""
     verify_poll: float = VERIFY_POLL_S
     """Time between two probes meanwhile."""
 
@@ -277,6 +280,12 @@ async def _change_pod(
         fault = await _fault(model, public, target, pace)
         return ended(PodResult.BROKEN if fault else PodResult.VERIFIED, now, fault)
     except PodGoneError as error:
+        if await _stays_serving(target, pace):
+            reason = (
+                "the operator cannot connect to Triton, although the pod is ready; check whether "
+                f"a NetworkPolicy prevents it: {error}"
+            )
+            return ended(PodResult.UNKNOWN, target.count, reason)
         return ended(PodResult.GONE, 0, str(error))
     except (PodUnresponsiveError, PodRejectedError) as error:
         return ended(
@@ -284,6 +293,19 @@ async def _change_pod(
             target.count,
             f"Triton does not report the state of its models: {error}",
         )
+
+
+async def _stays_serving(target: PodTarget, pace: Pace) -> bool:
+    """Return whether a pod at whose address nothing answers is still there after a while.
+
+    Kubernetes reports the end of a pod, or of its server, a few seconds later.
+    """
+    end = time.monotonic() + pace.verify
+    while True:
+        is_serving = target.is_serving()
+        if not is_serving or time.monotonic() >= end:
+            return is_serving
+        await asyncio.sleep(pace.verify_poll)
 
 
 async def _reported_count(model: str, target: PodTarget) -> int:

@@ -146,7 +146,8 @@ class CountChanger:
         direction = "up" if count > old else "down"
         memory = state.memory or ScalingState()
         if change.is_verified:
-            state.backoffs.pop(step.name, None)
+            if change.reached_a_pod:
+                state.backoffs.pop(step.name, None)
             # Otherwise, the time contains that until no request waited any more.
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
             seconds = change.seconds if is_measured else None
