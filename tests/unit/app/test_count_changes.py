@@ -125,3 +125,34 @@ async def test_a_serving_pod_that_refuses_connections_is_a_failure(
     assert "connection refused" in reported["message"]
     messages.check(reported["message"])
     assert loop.counts["tokenizer"] == 1
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"scaling": {"mode": "Advisory"}},
+        {"scaling": {"mode": "Disabled"}},
+        {"tokenizer": {"instances": {**RANGE, "max": 2}}},
+    ],
+    ids=["Advisory", "Disabled", "lower maximum"],
+)
+async def test_a_new_mode_or_maximum_ends_a_running_change(
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
+) -> None:
+    """A pod that is being changed gets the count; the others do not, and this is no failure."""
+    loop = of(monkeypatch, tokenizer=CUSTOM, replicas=3)
+    loop.tritons.gate = asyncio.Event()
+    await started(loop)
+    ((canary, count),) = loop.tritons.loads
+    assert count > 2
+    loop.world.change(**spec)
+    await loop.tick()
+    loop.tritons.gate.set()
+    state = loop.scaler._states[loop.key]
+    assert state.action is None or not state.action.done()
+    await loop.settle()
+    assert loop.tritons.loads == [(canary, count)]
+    assert state.action_failure == ""
+    await loop.tick()
+    await loop.settle()
+    assert all(wanted <= 2 for _, wanted in loop.tritons.loads[1:])

@@ -138,7 +138,13 @@ class CountChanger:
             return
         public = state.graph.model_name
         was_waited_for = step.name in state.waited_for
-        change = await change_count(step.model_name, public, count, targets, pace=self.pace)
+
+        def is_desired() -> bool:
+            return state.is_active and self.recorded_counts(state).get(step.name) == count
+
+        change = await change_count(
+            step.model_name, public, count, targets, pace=self.pace, is_desired=is_desired
+        )
         for name, result in change.pods.items():
             if result.result is not PodResult.GONE:
                 state.set_count(name, step.name, result.count)
@@ -154,6 +160,9 @@ class CountChanger:
             state.memory = replace(memory, actuation=seconds or memory.actuation)
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
+            return
+        if not change.reason:  # the change was stopped, and no pod failed
+            self.metrics.observe_action(key, step.name, direction, "Stopped", None)
             return
         self._fail(
             state,
