@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.flows import Flow
-from tests.support.loops import Loop, loop_of
+from tests.support.loops import PACE, Loop, loop_of
 from tests.support.messages import Messages
 from tests.support.operators import eventually
 from tests.unit.app.test_autoscaler_controller import BUSY, CUSTOM, RANGE, condition, settled
-from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
+from triton_pipelines.controllers.autoscaler.actuator import (
+    PodGoneError,
+    PodRejectedError,
+    PodUnresponsiveError,
+)
 
 POST = {"type": "Softmax", "instances": RANGE}
 CALM: dict[str, Any] = {"rate": 20.0, "service": 0.010}
@@ -125,6 +130,52 @@ async def test_a_serving_pod_that_refuses_connections_is_a_failure(
     assert "connection refused" in reported["message"]
     messages.check(reported["message"])
     assert loop.counts["tokenizer"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "is_measured"), [({}, True), (CUSTOM, False)], ids=["built-in", "custom"]
+)
+async def test_an_increase_during_which_an_overload_begins_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any], is_measured: bool
+) -> None:
+    """The next decisions would expect each increase to take as long as this overload."""
+    loop = of(monkeypatch, tokenizer=tokenizer)
+    loop.tritons.gate = asyncio.Event()
+    loop.flow(90.0, service=0.010)
+    await loop.tick()
+    await eventually("a pod is being changed", lambda: loop.tritons.loads)
+    loop.flow(**BUSY)
+    await loop.tick()
+    loop.flow(90.0, service=0.010)  # the overload is over, so Triton completes the increase
+    await loop.tick(10.0)
+    loop.tritons.gate.set()
+    await loop.settle()
+    memory = loop.scaler._states[loop.key].memory
+    assert memory is not None
+    assert loop.counts["tokenizer"] > 1
+    assert (memory.actuation is not None) is is_measured
+
+
+async def test_a_metrics_outage_does_not_end_the_wait_for_an_increase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The recorded count would fall without metrics."""
+    loop = of(monkeypatch, tokenizer=CUSTOM)
+    (pod,) = loop.world.pods
+    loop.tritons.refuse[pod.name] = PodUnresponsiveError("deadline")
+    loop.scaler.pace = replace(PACE, settle=0.2, overload=5.0)
+    await started(loop)
+    ((_, count),) = loop.tritons.loads
+    loop.collector.says = MetricsFailure(MetricsProblem.ERROR, "Prometheus does not answer")
+    await loop.tick()
+    await asyncio.sleep(0.5)
+    assert loop.scaler._states[loop.key].is_changing
+    assert loop.counts == {"tokenizer": count}
+    loop.tritons.counts[pod.name] = count  # Triton completes the increase after all
+    await loop.settle()
+    await loop.tick()
+    assert loop.counts == {"tokenizer": count}
+    assert loop.tritons.loads == [(pod.name, count)]
 
 
 @pytest.mark.parametrize(

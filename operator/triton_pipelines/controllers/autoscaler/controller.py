@@ -265,7 +265,7 @@ class Autoscaler:
         limits = pod_sizes.current_limits(state, before, direct=not any(self.collectors))
         counts = state.counts()
         decision = decide(limits, before, sample, counts, [pod.name for pod in state.pods], now)
-        state.waited_for = frozenset(item.step for item in decision.steps if item.figures.wait > 0)
+        state.observe_waits(decision, now)
         rejections = self.handover.resize_rejections.get(key, {})
         pods = pod_sizes.observe_pods(state, before, deployment, rejections, live)
         self._decide_counts(key, state, decision, before, pods, now)

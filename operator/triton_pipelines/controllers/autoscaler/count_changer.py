@@ -137,7 +137,7 @@ class CountChanger:
         if not others:
             return
         public = state.graph.model_name
-        was_waited_for = step.name in state.waited_for
+        began, was_waited_for = self.clock().timestamp(), step.name in state.waited_for
 
         def is_desired() -> bool:
             return state.is_active and self.recorded_counts(state).get(step.name) == count
@@ -155,6 +155,7 @@ class CountChanger:
             if change.reached_a_pod:
                 state.backoffs.pop(step.name, None)
             # Otherwise, the time contains that until no request waited any more.
+            was_waited_for = was_waited_for or state.last_waited.get(step.name, 0.0) >= began
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
             seconds = change.seconds if is_measured else None
             state.memory = replace(memory, actuation=seconds or memory.actuation)

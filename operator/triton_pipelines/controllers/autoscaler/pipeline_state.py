@@ -20,6 +20,7 @@ from triton_pipelines.autoscaling.metrics.connection import DEFAULT
 from triton_pipelines.autoscaling.metrics.connection_messages import unused_connection_note
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
+    MetricsProblem,
     PipelineSample,
 )
 from triton_pipelines.autoscaling.types import ScalingDecision, ScalingState, Verdict
@@ -93,7 +94,9 @@ class PipelineScalingState:
     memory: ScalingState | None = None
     """The control law's state; ``None`` before the first decision."""
     waited_for: frozenset[str] = frozenset()
-    """Steps for which requests wait, by the last decision."""
+    """Steps for which requests wait, by the last decision with usable metrics."""
+    last_waited: dict[str, float] = field(default_factory=dict)
+    """When requests last waited for a step (Unix seconds)."""
     pods: tuple[Pod, ...] = ()
     """Pods that serve and whose configs are known."""
     all_pods: tuple[Pod, ...] = ()
@@ -152,6 +155,13 @@ class PipelineScalingState:
     def is_changing(self) -> bool:
         """Return whether a change of counts is running."""
         return self.action is not None and not self.action.done()
+
+    def observe_waits(self, decision: ScalingDecision, now: float) -> None:
+        """Record for which steps requests wait; without metrics, it is as before."""
+        if decision.problem in (None, MetricsProblem.PARTIAL):
+            waits = (item.step for item in decision.steps if item.figures.wait > 0)
+            self.waited_for = frozenset(waits)
+        self.last_waited |= dict.fromkeys(self.waited_for, now)
 
     def fail(self, subject: str, reason: str, now: float) -> None:
         """Note one more failed change of a step, or INTENT."""
