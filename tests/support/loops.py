@@ -264,8 +264,10 @@ class Loop:
     async def settle(self) -> None:
         """What is under way ends; then the pass that tells of it."""
         state = self.scaler._states[self.key]
-        if state.action is not None:
-            await asyncio.wait_for(state.action, 10)
+        if state.changes:
+            await asyncio.wait_for(
+                asyncio.gather(*(change.task for change in state.changes.values())), 10
+            )
             self.reconcile()
 
     def status(self) -> dict[str, Any]:

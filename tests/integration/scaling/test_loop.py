@@ -241,7 +241,7 @@ async def test_a_pod_that_dies_in_mid_change_lowers_nothing(
             os.kill(place.pod.triton.pid, signal.SIGKILL)
             load.rate = 0.0
             await eventually("the change has ended", lambda: not state.is_changing)
-        assert state.backoff.reason == ""
+        assert state.action_failure == ""
         assert await place.recorded() == recorded
 
 

@@ -132,6 +132,77 @@ async def test_a_serving_pod_that_refuses_connections_is_a_failure(
     assert loop.counts["tokenizer"] == 1
 
 
+async def test_a_pending_increase_delays_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can last as long as an overload; another step can need more at any time of it."""
+    loop = of(monkeypatch, postprocess=POST)
+    (pod,) = (pod.name for pod in loop.world.pods)
+    loop.tritons.gates["postprocess"] = asyncio.Event()
+    flows(loop, CALM, BUSY)
+    await loop.tick()
+    await eventually("a step is being changed", lambda: loop.tritons.loads)
+    ((_, pending),) = loop.tritons.loads
+    flows(loop, BUSY, BUSY)
+    await loop.tick()
+    await eventually("the other step is changed", lambda: pod in dict(loop.tritons.loads))
+    state = loop.scaler._states[loop.key]
+    await eventually("its change ends", lambda: state.changing_steps == {"postprocess"})
+    assert loop.counts == {"tokenizer": loop.tritons.counts[pod], "postprocess": pending}
+    assert loop.counts["tokenizer"] > 1
+    loop.tritons.gates["postprocess"].set()
+    await loop.settle()
+    assert loop.tritons.counts[f"{pod}/postprocess"] == pending
+    assert [name for name, _ in loop.tritons.loads].count(f"{pod}/postprocess") == 1
+
+
+async def test_a_pending_increase_delays_pods_for_two_minutes_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = of(monkeypatch, tokenizer=CUSTOM, scaling={"pods": {"min": 1, "max": 4}})
+    loop.tritons.gate = asyncio.Event()
+    high = {"rate": 780.0, "service": 0.010, "pending": 400.0, "growth": 60.0}
+    loop.flow(**BUSY)
+    await loop.tick()
+    await eventually("a pod is being changed", lambda: loop.tritons.loads)
+    began = loop.now
+    state = loop.scaler._states[loop.key]
+    while loop.now - began < 240 and loop.world.deployment["spec"]["replicas"] == 1:
+        loop.flow(**high)
+        await loop.tick()
+    assert 118 <= loop.now - began <= 130
+    assert loop.world.deployment["spec"]["replicas"] > 1
+    assert state.is_changing
+    state.cancel_changes()
+
+
+async def test_a_count_that_cannot_be_recorded_stops_no_other_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pending increase stays; only the new one is given up."""
+    loop = of(monkeypatch, postprocess=POST)
+    (pod,) = (pod.name for pod in loop.world.pods)
+    loop.tritons.gates["postprocess"] = asyncio.Event()
+    flows(loop, CALM, BUSY)
+    await loop.tick()
+    await eventually("a step is being changed", lambda: loop.tritons.loads)
+    ((_, pending),) = loop.tritons.loads
+    loop.writes = False
+    flows(loop, BUSY, BUSY)
+    await loop.tick()
+    state = loop.scaler._states[loop.key]
+    await eventually("it is given up", lambda: state.changing_steps == {"postprocess"})
+    loop.writes = True
+    loop.reconcile()
+    assert "could not be saved" in state.action_failure
+    assert loop.counts == {"tokenizer": 1, "postprocess": pending}
+    assert len(loop.tritons.loads) == 1
+    loop.tritons.gates["postprocess"].set()
+    await loop.settle()
+    await loop.tick(20.0)
+    await loop.settle()
+    assert loop.counts["tokenizer"] == loop.tritons.counts[pod] > 1
+    assert loop.counts["postprocess"] == loop.tritons.counts[f"{pod}/postprocess"] == pending
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "is_measured"), [({}, True), (CUSTOM, False)], ids=["built-in", "custom"]
 )
@@ -200,7 +271,6 @@ async def test_a_new_mode_or_maximum_ends_a_running_change(
     await loop.tick()
     loop.tritons.gate.set()
     state = loop.scaler._states[loop.key]
-    assert state.action is None or not state.action.done()
     await loop.settle()
     assert loop.tritons.loads == [(canary, count)]
     assert state.action_failure == ""

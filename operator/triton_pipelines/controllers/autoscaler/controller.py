@@ -1,7 +1,7 @@
 """Autoscaler: sample, decide and change instance counts for all pipelines of this operator.
 
 Each tick observes the pipelines and their pods, collects samples for all of them at once and takes
-one decision per pipeline; at most one change per pipeline runs at a time. The intent comes first:
+one decision per pipeline; at most one change per step runs at a time. The intent comes first:
 the autoscaler publishes the desired counts, the next reconcile records them, and only recorded
 counts are carried out. A pod that starts meanwhile starts with them. Nothing here writes to the
 API server.
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from triton_pipelines.api import names
+from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
@@ -44,9 +45,9 @@ from triton_pipelines.controllers.autoscaler.actuator import Pace, PodTarget
 from triton_pipelines.controllers.autoscaler.count_changer import CountChanger
 from triton_pipelines.controllers.autoscaler.decision_inputs import DecisionInputs
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
-    INTENT,
     PipelineScalingState,
     ReportedStatus,
+    StepChange,
 )
 from triton_pipelines.controllers.autoscaler.pod_counts import (
     count_calls,
@@ -132,8 +133,7 @@ class Autoscaler:
             self._counting.cancel()
             self._samples.cancel()
             for state in self._states.values():
-                if state.action is not None:
-                    state.action.cancel()
+                state.cancel_changes()
 
     async def tick(self) -> None:
         """Observe all pipelines and decide for each; a failure in one does not affect others."""
@@ -227,9 +227,8 @@ class Autoscaler:
         """Clear the scaling state of a pipeline without a scalable step."""
         if state.memory is None and not state.pods:
             return
-        if state.action is not None:
-            state.action.cancel()
-        state.action = state.memory = state.output.intent = state.output.view = None
+        state.cancel_changes()
+        state.memory = state.output.intent = state.output.view = None
         state.pods, state.pod_counts, state.view_key = (), {}, ()
         self.metrics.forget(key)
 
@@ -300,17 +299,17 @@ class Autoscaler:
             state.memory = decision.state
             return
         # A running change is not decided again, and a failed one not retried at once; the control
-        # law decides again afterwards.
-        waiting = state.waiting_subjects(self.retry_seconds, now)
-        is_blocked = state.is_changing or not state.pods or INTENT in waiting
-        if is_blocked or change_in_progress(before, pods, now):
+        # law decides again afterwards. Other steps are scaled meanwhile: an increase of Python code
+        # can last as long as an overload, and Triton completes those of other models (measured).
+        frozen = state.changing_steps | state.waiting_steps(self.retry_seconds, now)
+        if not state.pods or change_in_progress(before, pods, now):
             state.memory = scaling_memory.with_observations(before, decision.state)
         else:
-            state.memory = scaling_memory.with_frozen_steps(before, decision.state, waiting)
-        if not is_blocked:
+            state.memory = scaling_memory.with_frozen_steps(before, decision.state, frozen)
+        if state.pods:
             steps = state.memory.steps
-            free = [item.step for item in decision.steps if item.step not in waiting]
-            self._start_change(key, state, {step: steps[step].desired for step in free}, before)
+            free = [item.step for item in decision.steps if item.step not in frozen]
+            self._start_changes(key, state, {step: steps[step].desired for step in free}, before)
 
     def _decide_pods(
         self,
@@ -329,7 +328,7 @@ class Autoscaler:
             bounds_of(state.pipeline, state.graph),
             limits,
             replace(decision, state=state.memory),
-            replace(pods, counting=state.is_changing),
+            replace(pods, counting=state.has_recent_change(IN_FLIGHT_SECONDS, now)),
             interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
             now=now,
         )
@@ -339,31 +338,32 @@ class Autoscaler:
         state.memory = decision.state
         return decision
 
-    def _start_change(
+    def _start_changes(
         self,
         key: Key,
         state: PipelineScalingState,
         desired: Mapping[str, int],
         before: ScalingState,
     ) -> None:
-        """Start a change to the desired counts, also for pods that started with other counts."""
+        """Start changes to the desired counts, also for pods that started with other counts."""
         recorded = stored_objects.recorded_counts(self.store, state)
         changed = {step: count for step, count in desired.items() if recorded.get(step) != count}
         found = state.counts()
         diverged = {step for step, count in desired.items() if {*found[step].values()} - {count}}
         # What failed is no longer desired.
         state.clear_failures(desired.keys() - changed.keys() - diverged)
-        if not changed and not diverged:
-            state.clear_failures([INTENT])
-            return
         if changed:
             assert state.memory is not None
             state.output.intent = pod_sizes.intent_of(state.memory)
             self.enqueue(key)
-        state.action = asyncio.create_task(
-            self._count_changer().run(key, state, desired, changed, before),
-            name=f"scale {key[0]}/{key[1]}",
-        )
+        now = self.clock().timestamp()
+        for step in state.steps:
+            if step.name in changed or step.name in diverged:
+                change = self._count_changer().run(
+                    key, state, step, desired[step.name], before, is_new=step.name in changed
+                )
+                task = asyncio.create_task(change, name=f"scale {key[0]}/{key[1]} {step.name}")
+                state.changes[step.name] = StepChange(task, now)
 
     def _count_changer(self) -> CountChanger:
         def recorded(state: PipelineScalingState) -> Mapping[str, int]:

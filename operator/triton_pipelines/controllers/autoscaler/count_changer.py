@@ -1,6 +1,6 @@
-"""Carry out a change of instance counts.
+"""Carry out a change of a step's instance count.
 
-Wait until the desired counts are recorded, change the pods, and revert a growth that failed.
+Wait until the desired count is recorded, change the pods, and revert a growth that failed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     PodTarget,
     change_count,
 )
-from triton_pipelines.controllers.autoscaler.pipeline_state import INTENT, PipelineScalingState
-from triton_pipelines.controllers.autoscaler.scaling_memory import with_reverted_growth
+from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
+from triton_pipelines.controllers.autoscaler.scaling_memory import (
+    with_frozen_steps,
+    with_reverted_growth,
+)
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.scaling_limits import grows_under_load
 
@@ -33,7 +36,7 @@ INTENT_POLL_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CountChanger:
-    """Changes the counts of a pipeline's pods once the desired counts are recorded."""
+    """Changes the count of a step in a pipeline's pods once the desired count is recorded."""
 
     recorded_counts: Callable[[PipelineScalingState], Mapping[str, int]]
     """Returns the counts in the live ConfigMap."""
@@ -56,64 +59,61 @@ class CountChanger:
         self,
         key: Key,
         state: PipelineScalingState,
-        desired: Mapping[str, int],
-        changed: Mapping[str, int],
+        step: Step,
+        count: int,
         before: ScalingState,
+        *,
+        is_new: bool,
     ) -> None:
-        """Wait until the intent is recorded, then change the pods; on failure revert."""
+        """Wait until the desired count is recorded, then change the pods; on failure revert.
+
+        Args:
+            key: The pipeline's key.
+            state: The pipeline.
+            step: The step.
+            count: The desired count.
+            before: The control law's state before the decision.
+            is_new: Whether the desired count changed; otherwise, pods diverged from it.
+        """
         try:
-            if changed and not await self._is_recorded(state, desired):
-                self._fail(
-                    state,
-                    INTENT,
-                    "the desired instance counts could not be saved, so no pod was changed; "
-                    "the operator retries automatically",
-                )
-                state.memory, state.output.intent = before, None
-                self.metrics.errors.labels(*key, "Intent").inc()
+            if not await self._is_recorded(state, step.name, count):
+                self._give_up(key, state, step.name, before)
                 return
-            if changed:
-                state.backoffs.pop(INTENT, None)
-            # At a time: an increase of Python code can last as long as an overload, and Triton
-            # completes those of other models meanwhile (measured).
-            await asyncio.gather(
-                *(
-                    self._change_or_fail(
-                        key, state, step, desired[step.name], _previous(before, changed, step.name)
-                    )
-                    for step in state.steps
-                    if step.name in desired
-                )
-            )
+            known = before.steps.get(step.name) if is_new else None
+            previous = known.desired if known is not None else None
+            await self._change_step(key, state, step, count, previous)
         except Exception as error:
-            await self._fail_unexpectedly(key, state, INTENT, error)
+            name = type(error).__name__
+            reason = f"the change could not be carried out: {name}; see the operator's log"
+            self._fail(state, step.name, reason)
+            await self.log_failure(key, Reason.ACTUATION_FAILED.value, error)
         finally:
             self.enqueue(key)
 
-    async def _is_recorded(self, state: PipelineScalingState, desired: Mapping[str, int]) -> bool:
-        """Wait for the live ConfigMap to have the counts; return whether it got them in time."""
+    async def _is_recorded(self, state: PipelineScalingState, step: str, count: int) -> bool:
+        """Wait for the live ConfigMap to have the count; return whether it got it in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.intent_seconds
         while loop.time() < end:
-            recorded = self.recorded_counts(state)
-            if all(recorded.get(step) == count for step, count in desired.items()):
+            if self.recorded_counts(state).get(step) == count:
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
 
-    async def _change_or_fail(
-        self,
-        key: Key,
-        state: PipelineScalingState,
-        step: Step,
-        count: int,
-        previous: int | None,
+    def _give_up(
+        self, key: Key, state: PipelineScalingState, step: str, before: ScalingState
     ) -> None:
-        """Change a step's count in the pods; an unexpected error is a failure of this step."""
-        try:
-            await self._change_step(key, state, step, count, previous)
-        except Exception as error:
-            await self._fail_unexpectedly(key, state, step.name, error)
+        """Return to the state before the decision, which could not be recorded."""
+        self._fail(
+            state,
+            step,
+            "the desired instance counts could not be saved, so no pod was changed; "
+            "the operator retries automatically",
+        )
+        state.memory = with_frozen_steps(before, state.memory or before, {step})
+        has_others = bool(state.changing_steps - {step})
+        state.output.intent = pod_sizes.intent_of(state.memory) if has_others else None
+        self.metrics.errors.labels(*key, "Intent").inc()
 
     async def _change_step(
         self,
@@ -184,20 +184,5 @@ class CountChanger:
         )
         state.output.intent = pod_sizes.intent_of(state.memory)
 
-    async def _fail_unexpectedly(
-        self, key: Key, state: PipelineScalingState, subject: str, error: Exception
-    ) -> None:
-        name = type(error).__name__
-        self._fail(
-            state, subject, f"the change could not be carried out: {name}; see the operator's log"
-        )
-        await self.log_failure(key, Reason.ACTUATION_FAILED.value, error)
-
-    def _fail(self, state: PipelineScalingState, subject: str, reason: str) -> None:
-        state.fail(subject, reason, self.clock().timestamp())
-
-
-def _previous(before: ScalingState, changed: Mapping[str, int], step: str) -> int | None:
-    """Return the desired count of a changed step before the change."""
-    known = before.steps.get(step) if step in changed else None
-    return known.desired if known is not None else None
+    def _fail(self, state: PipelineScalingState, step: str, reason: str) -> None:
+        state.fail(step, reason, self.clock().timestamp())

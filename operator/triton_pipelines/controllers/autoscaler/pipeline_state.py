@@ -34,8 +34,6 @@ from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
-# Key of the back-off after desired counts could not be recorded; no step has this name.
-INTENT: Final = ""
 # Rates need two samples: for this time (seconds) a new process does not report an unknown load.
 SETTLING_SECONDS: Final = 30.0
 # A new process contradicts the reported verdict only after this many slow windows.
@@ -77,9 +75,19 @@ class ReportedStatus:
         return cls(verdict, counts, reported_metrics_failure(status), metrics_source)
 
 
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """A change of a step's count in the pods."""
+
+    task: asyncio.Task[None]
+    """The task that carries it out."""
+    began: float
+    """When it began (Unix seconds)."""
+
+
 @dataclass(slots=True)
 class PipelineScalingState:
-    """One scaled pipeline. Changed in place, since a running action reads it, too."""
+    """One scaled pipeline. Changed in place, since a running change reads it, too."""
 
     pipeline: InferencePipeline
     """The pipeline with its effective spec."""
@@ -105,10 +113,10 @@ class PipelineScalingState:
     """Reported counts by pod uid."""
     unanswered: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Pods (by uid) that did not report counts: start of the server, and time of the query."""
-    action: asyncio.Task[None] | None = None
-    """The running change of counts, or the last one."""
+    changes: dict[str, StepChange] = field(default_factory=dict)
+    """The running change of counts of each step, or the last one."""
     backoffs: dict[str, ScalingBackoff] = field(default_factory=dict)
-    """Back-off after failed changes, by step; INTENT: desired counts could not be recorded."""
+    """Back-off after failed changes, by step."""
     view_key: Hashable = ()
     """:func:`change_key` of the published view."""
     view_at: float = 0.0
@@ -152,9 +160,25 @@ class PipelineScalingState:
         return graph is self.graph and not self.steps
 
     @property
+    def changing_steps(self) -> set[str]:
+        """Return the steps whose counts are being changed."""
+        return {name for name, change in self.changes.items() if not change.task.done()}
+
+    @property
     def is_changing(self) -> bool:
         """Return whether a change of counts is running."""
-        return self.action is not None and not self.action.done()
+        return bool(self.changing_steps)
+
+    def has_recent_change(self, seconds: float, now: float) -> bool:
+        """Return whether a change is running that began less than this long ago."""
+        running = (self.changes[name] for name in self.changing_steps)
+        return any(now - change.began < seconds for change in running)
+
+    def cancel_changes(self) -> None:
+        """Cancel what is running."""
+        for change in self.changes.values():
+            change.task.cancel()
+        self.changes = {}
 
     def observe_waits(self, decision: ScalingDecision, now: float) -> None:
         """Record for which steps requests wait; without metrics, it is as before."""
@@ -163,18 +187,17 @@ class PipelineScalingState:
             self.waited_for = frozenset(waits)
         self.last_waited |= dict.fromkeys(self.waited_for, now)
 
-    def fail(self, subject: str, reason: str, now: float) -> None:
-        """Note one more failed change of a step, or INTENT."""
-        backoff = self.backoffs.get(subject, ScalingBackoff())
-        self.backoffs[subject] = backoff.failed(now, reason)
+    def fail(self, step: str, reason: str, now: float) -> None:
+        """Record one more failed change of a step."""
+        self.backoffs[step] = self.backoffs.get(step, ScalingBackoff()).failed(now, reason)
 
-    def clear_failures(self, subjects: Iterable[str]) -> None:
-        """Report failures of these steps, or INTENT, no more; their next pauses stay longer."""
-        for subject in self.backoffs.keys() & set(subjects):
-            self.backoffs[subject] = replace(self.backoffs[subject], reason="")
+    def clear_failures(self, steps: Iterable[str]) -> None:
+        """Report failures of these steps no more; their next pauses stay longer."""
+        for step in self.backoffs.keys() & set(steps):
+            self.backoffs[step] = replace(self.backoffs[step], reason="")
 
-    def waiting_subjects(self, first: float, now: float) -> set[str]:
-        """Return the steps, or INTENT, that wait for their next attempt.
+    def waiting_steps(self, first: float, now: float) -> set[str]:
+        """Return the steps that wait for their next attempt.
 
         Args:
             first: The pause (seconds) that doubles with each failure.
@@ -185,9 +208,8 @@ class PipelineScalingState:
     @property
     def action_failure(self) -> str:
         """Return why the last change of a step failed; empty if none failed."""
-        subjects = (INTENT, *(step.name for step in self.steps))
-        reasons = (self.backoffs[name].reason for name in subjects if name in self.backoffs)
-        return next((reason for reason in reasons if reason), "")
+        found = (self.backoffs.get(step.name, ScalingBackoff()) for step in self.steps)
+        return next((backoff.reason for backoff in found if backoff.reason), "")
 
     @property
     def revision(self) -> str:
