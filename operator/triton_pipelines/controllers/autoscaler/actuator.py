@@ -268,26 +268,10 @@ async def _change_pod(
     def ended(result: PodResult, now: int, reason: str = "") -> PodChange:
         return PodChange(result, now, reason, time.monotonic() - begin)
 
-    deadline = pace.load + pace.per_removal * max(0, target.count - count)
     try:
-        try:
-            await target.control.load(model, target.config(count), deadline)
-        except PodUnresponsiveError as error:
-            if not await _is_count_reached(model, count, target, pace, is_desired):
-                if not is_desired():
-                    return ended(PodResult.SKIPPED, target.count)
-                reason = (
-                    f"Triton did not respond to the change to {counted(count, 'instance')}, and "
-                    f"the count did not change: {error}"
-                )
-                return ended(PodResult.UNKNOWN, target.count, reason)
-        except PodRejectedError as error:
-            now = await _reported_count(model, target)
-            return ended(
-                PodResult.REJECTED,
-                now,
-                f"Triton rejected the change to {counted(count, 'instance')}: {error}",
-            )
+        failure = await _load(model, count, target, pace, is_desired)
+        if failure is not None:
+            return ended(*failure)
         now = await target.control.count(model)
         if now != count:
             reason = (
@@ -311,6 +295,29 @@ async def _change_pod(
             target.count,
             f"Triton does not report the state of its models: {error}",
         )
+
+
+async def _load(
+    model: str, count: int, target: PodTarget, pace: Pace, is_desired: Callable[[], bool]
+) -> tuple[PodResult, int, str] | None:
+    """Load the model with the count; return result, present count and reason if that failed."""
+    deadline = pace.load + pace.per_removal * max(0, target.count - count)
+    try:
+        await target.control.load(model, target.config(count), deadline)
+    except PodUnresponsiveError as error:
+        if await _is_count_reached(model, count, target, pace, is_desired):
+            return None
+        if not is_desired():
+            return PodResult.SKIPPED, target.count, ""
+        reason = (
+            f"Triton did not respond to the change to {counted(count, 'instance')}, and "
+            f"the count did not change: {error}"
+        )
+        return PodResult.UNKNOWN, target.count, reason
+    except PodRejectedError as error:
+        reason = f"Triton rejected the change to {counted(count, 'instance')}: {error}"
+        return PodResult.REJECTED, await _reported_count(model, target), reason
+    return None
 
 
 async def _stays_serving(target: PodTarget, pace: Pace) -> bool:

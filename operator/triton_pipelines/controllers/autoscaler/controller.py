@@ -38,7 +38,7 @@ from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.autoscaler import (
     pipeline_state,
     pod_sizes,
-    scaling_memory,
+    scaling_state,
     stored_objects,
 )
 from triton_pipelines.controllers.autoscaler.actuator import Pace, PodTarget
@@ -257,7 +257,7 @@ class Autoscaler:
         """Decide, start what was decided, and publish intent and view."""
         now, live = self.clock().timestamp(), stored_objects.live_data(self.store, state)
         deployment = self.store.get(DEPLOYMENTS, *key)
-        before = state.memory or scaling_memory.with_recorded_counts(
+        before = state.memory or scaling_state.with_recorded_counts(
             loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
         before = pod_sizes.with_owned_fields(state, before, live, deployment)
@@ -274,7 +274,7 @@ class Autoscaler:
             self.enqueue(key)
         has_pods = bool(state.pods)
         failure = pipeline_state.metrics_failure_of(decision, has_pods=has_pods)
-        decision = scaling_memory.with_desired_counts(
+        decision = scaling_state.with_desired_counts(
             decision, decision.state, active=state.is_active
         )
         mode, action_failure = state.pipeline.spec.scaling.mode, state.action_failure
@@ -301,14 +301,14 @@ class Autoscaler:
         # A running change is not decided again, and a failed one not retried at once; the control
         # law decides again afterwards. Other steps are scaled meanwhile: an increase of Python code
         # can last as long as an overload, and Triton completes those of other models (measured).
-        frozen = state.changing_steps | state.waiting_steps(self.retry_seconds, now)
+        blocked = state.changing_steps | state.waiting_steps(self.retry_seconds, now)
         if not state.pods or change_in_progress(before, pods, now):
-            state.memory = scaling_memory.with_observations(before, decision.state)
+            state.memory = scaling_state.with_observations(before, decision.state)
         else:
-            state.memory = scaling_memory.with_frozen_steps(before, decision.state, frozen)
+            state.memory = scaling_state.with_blocked_steps(before, decision.state, blocked)
         if state.pods:
             steps = state.memory.steps
-            free = [item.step for item in decision.steps if item.step not in frozen]
+            free = [item.step for item in decision.steps if item.step not in blocked]
             self._start_changes(key, state, {step: steps[step].desired for step in free}, before)
 
     def _decide_pods(

@@ -24,11 +24,11 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     change_count,
 )
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
-from triton_pipelines.controllers.autoscaler.scaling_memory import (
-    with_frozen_steps,
+from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.autoscaler.scaling_state import (
+    with_blocked_steps,
     with_reverted_growth,
 )
-from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.scaling_limits import grows_under_load
 
 INTENT_POLL_SECONDS: Final = 0.1
@@ -110,7 +110,7 @@ class CountChanger:
             "the desired instance counts could not be saved, so no pod was changed; "
             "the operator retries automatically",
         )
-        state.memory = with_frozen_steps(before, state.memory or before, {step})
+        state.memory = with_blocked_steps(before, state.memory or before, {step})
         has_others = bool(state.changing_steps - {step})
         state.output.intent = pod_sizes.intent_of(state.memory) if has_others else None
         self.metrics.errors.labels(*key, "Intent").inc()

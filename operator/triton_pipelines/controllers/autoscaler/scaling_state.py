@@ -55,8 +55,8 @@ def with_observations(before: ScalingState, after: ScalingState) -> ScalingState
     )
 
 
-def with_frozen_steps(
-    before: ScalingState, after: ScalingState, frozen: Collection[str]
+def with_blocked_steps(
+    before: ScalingState, after: ScalingState, blocked: Collection[str]
 ) -> ScalingState:
     """Return the state after a decision that is not carried out for some steps.
 
@@ -64,10 +64,10 @@ def with_frozen_steps(
     """
     kept = with_observations(before, after).steps
     made = (item for item in after.history if item not in before.history)
-    news = tuple(item for item in made if item.step not in frozen)
+    news = tuple(item for item in made if item.step not in blocked)
     return replace(
         after,
-        steps={name: kept[name] if name in frozen else new for name, new in after.steps.items()},
+        steps={name: kept[name] if name in blocked else new for name, new in after.steps.items()},
         history=(*news, *before.history)[:HISTORY_MAX],
     )
 
