@@ -57,7 +57,8 @@ def control_key(uid: str, revision: str) -> str:
 class Tritons:
     """Counts of the pods by name, recorded loads, and injected misbehavior.
 
-    Misbehavior is name → error to raise at a load, or at a count.
+    The name is the pod's for the tokenizer, and POD/MODEL for another step. Misbehavior is name →
+    error to raise at a load, or at a count. A load of a model in ``gates`` waits for the event.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Tritons:
     refuse: dict[str, Exception] = field(default_factory=dict)
     mute: dict[str, Exception] = field(default_factory=dict)
     gate: asyncio.Event | None = None
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
 
@@ -80,16 +82,21 @@ class FakeTriton:
         self.tritons.asked.append(self.pod)
         if self.pod in self.tritons.mute:
             raise self.tritons.mute[self.pod]
-        return self.tritons.counts.setdefault(self.pod, 1)
+        return self.tritons.counts.setdefault(self._name(model), 1)
 
     async def load(self, model: str, config_json: str, deadline: float) -> None:
         count = json.loads(config_json)["instance_group"][0]["count"]
-        self.tritons.loads.append((self.pod, count))
-        if self.tritons.gate is not None:
-            await self.tritons.gate.wait()
-        if self.pod in self.tritons.refuse:
-            raise self.tritons.refuse[self.pod]
-        self.tritons.counts[self.pod] = count
+        name = self._name(model)
+        self.tritons.loads.append((name, count))
+        for gate in (self.tritons.gate, self.tritons.gates.get(model)):
+            if gate is not None:
+                await gate.wait()
+        if name in self.tritons.refuse:
+            raise self.tritons.refuse[name]
+        self.tritons.counts[name] = count
+
+    def _name(self, model: str) -> str:
+        return self.pod if model == "tokenizer" else f"{self.pod}/{model}"
 
     async def fault(self, model: str, public: str) -> str:
         return ""
@@ -180,8 +187,12 @@ class Loop:
     def flow(self, rate: float, **fields: float) -> None:
         """What the collector says from now on: this flow in every pod, with scrapes up to now."""
 
+        self.flows(tokenizer=Flow(rate, **fields), model=Flow(rate, service=0.0005))
+
+    def flows(self, **flows: Flow) -> None:
+        """What the collector says from now on: these flows of models in every pod."""
+
         def says(one: ExpectedPods) -> PipelineSample:
-            flows = {"tokenizer": Flow(rate, **fields), "model": Flow(rate, service=0.0005)}
             return PipelineSample(
                 {pod: history(flows, now=self.now) for pod in one.pods}, 5.0, "test"
             )
@@ -253,8 +264,10 @@ class Loop:
     async def settle(self) -> None:
         """What is under way ends; then the pass that tells of it."""
         state = self.scaler._states[self.key]
-        if state.action is not None:
-            await asyncio.wait_for(state.action, 10)
+        if state.changes:
+            await asyncio.wait_for(
+                asyncio.gather(*(change.task for change in state.changes.values())), 10
+            )
             self.reconcile()
 
     def status(self) -> dict[str, Any]:

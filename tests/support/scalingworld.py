@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,6 +257,20 @@ class World:
         status = ready_status(item)
         status |= {"podIP": triton.address, "podIPs": [{"ip": triton.address}]}
         await patch(self.client, PODS, self.namespace, name, {"status": status}, "status")
+
+    async def kill(self) -> None:
+        """Kill the only pod's Triton, and report that as the kubelet does."""
+        os.kill(self.pod.triton.pid, signal.SIGKILL)
+        found = await self.client.get(PODS, self.namespace, self.pod.name)
+        status = found["status"]
+        server_of(status["containerStatuses"]).update(
+            ready=False, restartCount=1, state={"waiting": {"reason": "CrashLoopBackOff"}}
+        )
+        status["conditions"] = [
+            {**item, "status": "False"} if item["type"] in ("Ready", "ContainersReady") else item
+            for item in status["conditions"]
+        ]
+        await patch(self.client, PODS, self.namespace, self.pod.name, {"status": status}, "status")
 
     @contextlib.contextmanager
     def load(self, rate: float = 0.0) -> Iterator[OpenLoad]:

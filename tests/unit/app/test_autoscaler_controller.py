@@ -163,26 +163,15 @@ async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(
     assert loop.tritons.counts[strayed] == loop.counts["tokenizer"]
 
 
-async def test_a_pod_that_goes_in_mid_change_is_no_failure(loop: Loop) -> None:
-    (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodGoneError("connection refused")
-    loop.flow(**BUSY)
-    await loop.tick()
-    await loop.settle()
-    assert loop.counts["tokenizer"] > 1
-    await loop.tick()
-    assert condition(loop, "ScalingActive")["reason"] == "Succeeded"
-
-
 async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     loop.tritons.gate = asyncio.Event()
     loop.flow(**BUSY)
     await loop.tick()
     await touched(loop)
-    action = loop.scaler._states[loop.key].action
+    change = loop.scaler._states[loop.key].changes["tokenizer"]
     loop.world.change(replicas=1, scaling={"targetUtilizationPercent": 60})
     await loop.tick()
-    assert loop.scaler._states[loop.key].action is action
+    assert loop.scaler._states[loop.key].changes["tokenizer"] is change
     loop.tritons.refuse[loop.world.pods[0].name] = PodRejectedError("late")
     loop.tritons.gate.set()
     await loop.settle()
@@ -239,9 +228,7 @@ async def test_an_increase_does_not_wait_for_that_of_another_step(
     loop.collector.says = says
     await loop.tick()
     await eventually("both steps are being changed", lambda: len(loop.tritons.loads) == 2)
-    action = loop.scaler._states[loop.key].action
-    assert action is not None
-    action.cancel()
+    loop.scaler._states[loop.key].cancel_changes()
 
 
 # --- over a restart -------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
     ReportedStatus,
     change_key,
     is_settling,
-    with_reverted_growth,
 )
+from triton_pipelines.controllers.autoscaler.scaling_state import with_reverted_growth
 from triton_pipelines.controllers.autoscaler.stored_objects import configs_of_pod
 from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 from triton_pipelines.controllers.pipeline.snapshot import Pod

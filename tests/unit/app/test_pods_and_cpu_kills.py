@@ -61,8 +61,8 @@ class Life:
         self.deaths += 1
         before, self.left = self.loop, next(self.after)
         state = before.scaler._states.get(before.key)
-        if state is not None and state.action is not None:
-            state.action.cancel()
+        if state is not None:
+            state.cancel_changes()
         self.loop = loop_of(self.monkeypatch, self.world)
         self.loop.tritons.counts |= before.tritons.counts
         self.loop.collector.says = before.collector.says

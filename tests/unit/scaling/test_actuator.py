@@ -203,6 +203,58 @@ async def test_a_load_is_watched_for_longer_while_requests_wait(
     assert outcome.pods["pod"].result is result
 
 
+async def test_a_removal_is_not_watched_for_longer_while_requests_wait() -> None:
+    """It keeps the step from growing, which is what would end the wait."""
+    (target,) = targets(FakePod("pod", now=4, silent=True, late=8))
+    target = replace(target, is_waited_for=lambda: True)
+    pace = replace(PACE, settle=0.02, overload=5.0)
+    outcome = await change_count("tokenizer", "sentiment", 2, [target], pace=pace)
+    assert outcome.pods["pod"].result is PodResult.UNKNOWN
+
+
+async def test_a_removal_does_not_continue_while_requests_wait() -> None:
+    pods = [FakePod(name, now=4) for name in "abc"]
+    waits = [replace(target, is_waited_for=lambda: True) for target in targets(*pods)]
+    outcome = await change_count("tokenizer", "sentiment", 2, waits, pace=PACE)
+    assert [pod.now for pod in pods] == [2, 4, 4]
+    assert [change.result for change in outcome.pods.values()] == [
+        PodResult.VERIFIED,
+        PodResult.SKIPPED,
+        PodResult.SKIPPED,
+    ]
+    assert outcome.reason == "", "this is no failure"
+
+
+async def test_a_change_that_is_not_desired_any_more_stops() -> None:
+    pods = [FakePod(name) for name in "abc"]
+    outcome = await change_count(
+        "tokenizer",
+        "sentiment",
+        2,
+        targets(*pods),
+        pace=PACE,
+        is_desired=lambda: pods[0].now == 1,
+    )
+    assert [pod.now for pod in pods] == [2, 1, 1]
+    assert not outcome.is_verified
+    assert outcome.reason == "", "this is no failure"
+
+
+async def test_a_load_without_an_answer_is_not_watched_once_it_is_not_desired() -> None:
+    pod, began = FakePod("pod", silent=True, late=1000), time.monotonic()
+    outcome = await change_count(
+        "tokenizer",
+        "sentiment",
+        2,
+        targets(pod),
+        pace=replace(PACE, settle=30.0),
+        is_desired=lambda: not pod.log,
+    )
+    assert time.monotonic() - began < 10.0
+    assert outcome.pods["pod"].result is PodResult.SKIPPED
+    assert outcome.reason == "", "this is no failure"
+
+
 async def test_a_load_that_ends_after_the_last_request_waited_is_noticed() -> None:
     pod = FakePod("pod", silent=True, late=1000)
     (target,) = targets(pod)
@@ -241,6 +293,21 @@ async def test_a_deleted_pod_does_not_block_others() -> None:
     ]
     assert outcome.is_verified
     assert other.now == 2
+
+
+@pytest.mark.parametrize(
+    ("ends_after", "result"),
+    [(0.0, PodResult.GONE), (0.02, PodResult.GONE), (9, PodResult.UNKNOWN)],
+)
+async def test_a_pod_counts_as_gone_once_kubernetes_reports_it(
+    ends_after: float, result: PodResult
+) -> None:
+    (target,) = targets(FakePod("gone", gone=True))
+    began = time.monotonic()
+    target = replace(target, is_serving=lambda: time.monotonic() - began < ends_after)
+    outcome = await change_count("tokenizer", "sentiment", 2, [target], pace=PACE)
+    assert outcome.pods["gone"].result is result
+    assert outcome.is_verified is (result is PodResult.GONE)
 
 
 async def test_pods_that_have_the_count_are_left_alone() -> None:

@@ -91,7 +91,8 @@ class PodResult(StrEnum):
     GONE = "Gone"
     """The pod no longer exists."""
     SKIPPED = "Skipped"
-    """Not changed, since an earlier pod failed."""
+    """Not changed, or no longer watched: an earlier pod failed, or the change is not desired any
+    more."""
 
 
 _FAILED: Final = (PodResult.REJECTED, PodResult.BROKEN, PodResult.UNKNOWN)
@@ -111,6 +112,9 @@ class PodTarget:
     """The count that it has."""
     is_waited_for: Callable[[], bool] = lambda: False
     """Returns whether requests wait for the step."""
+    is_serving: Callable[[], bool] = lambda: False
+    """Returns whether Kubernetes still reports this pod, with the same start of its server, as
+    serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ class Pace:
     settle_poll: float = SETTLE_POLL_S
     """Time between two queries of the count meanwhile."""
     verify: float = VERIFY_S
-    """How long a pod may take to be ready after a change."""
+    """How long a pod may take to be ready after a change, or Kubernetes to report its end."""
     verify_poll: float = VERIFY_POLL_S
     """Time between two probes meanwhile."""
 
@@ -195,11 +199,13 @@ async def change_count(
     *,
     pace: Pace = Pace(),
     started: Callable[[PodTarget], None] = lambda _: None,
+    is_desired: Callable[[], bool] = lambda: True,
 ) -> CountChangeResult:
     """Bring every pod to ``count`` instances of a model.
 
     Growth: the first pod alone, then a quarter of the rest at a time. Removal: one pod after the
-    other. After the first pod whose change is not verified, the rest stays as it is. Never raises
+    other, and no further one while requests wait for the step. After the first pod whose change is
+    not verified, or when the change is not desired any more, the rest stays as it is. Never raises
     for what pods do.
 
     Args:
@@ -209,6 +215,7 @@ async def change_count(
         targets: The pods.
         pace: times.
         started: Called with each pod before it is changed.
+        is_desired: Returns whether the pods should still get this count.
     """
     growing = [target for target in targets if target.count < count]
     shrinking = [target for target in targets if target.count > count]
@@ -217,18 +224,25 @@ async def change_count(
         for target in targets
         if target.count == count
     }
-    failed = False
-    for group in [*_groups(growing), *([target] for target in shrinking)]:
-        if failed:
+    is_stopped = False
+    for number, group in enumerate([*_groups(growing), *([target] for target in shrinking)]):
+        is_stopped = (
+            is_stopped
+            or not is_desired()
+            or (number > 0 and group[0].count > count and group[0].is_waited_for())
+        )
+        if is_stopped:
             changes |= {target.pod: PodChange(PodResult.SKIPPED, target.count) for target in group}
             continue
         for target in group:
             started(target)
         done = await asyncio.gather(
-            *(_change_pod(model, public, count, target, pace) for target in group)
+            *(_change_pod(model, public, count, target, pace, is_desired) for target in group)
         )
         changes |= {target.pod: change for target, change in zip(group, done, strict=True)}
-        failed = any(change.result not in (PodResult.VERIFIED, PodResult.GONE) for change in done)
+        is_stopped = any(
+            change.result not in (PodResult.VERIFIED, PodResult.GONE) for change in done
+        )
     return CountChangeResult({target.pod: changes[target.pod] for target in targets})
 
 
@@ -242,31 +256,22 @@ def _groups(targets: Sequence[PodTarget]) -> list[Sequence[PodTarget]]:
 
 
 async def _change_pod(
-    model: str, public: str, count: int, target: PodTarget, pace: Pace
+    model: str,
+    public: str,
+    count: int,
+    target: PodTarget,
+    pace: Pace,
+    is_desired: Callable[[], bool],
 ) -> PodChange:
     begin = time.monotonic()
 
     def ended(result: PodResult, now: int, reason: str = "") -> PodChange:
         return PodChange(result, now, reason, time.monotonic() - begin)
 
-    deadline = pace.load + pace.per_removal * max(0, target.count - count)
     try:
-        try:
-            await target.control.load(model, target.config(count), deadline)
-        except PodUnresponsiveError as error:
-            if not await _is_count_reached(model, count, target, pace):
-                reason = (
-                    f"Triton did not respond to the change to {counted(count, 'instance')}, and "
-                    f"the count did not change: {error}"
-                )
-                return ended(PodResult.UNKNOWN, target.count, reason)
-        except PodRejectedError as error:
-            now = await _reported_count(model, target)
-            return ended(
-                PodResult.REJECTED,
-                now,
-                f"Triton rejected the change to {counted(count, 'instance')}: {error}",
-            )
+        failure = await _load(model, count, target, pace, is_desired)
+        if failure is not None:
+            return ended(*failure)
         now = await target.control.count(model)
         if now != count:
             reason = (
@@ -277,6 +282,12 @@ async def _change_pod(
         fault = await _fault(model, public, target, pace)
         return ended(PodResult.BROKEN if fault else PodResult.VERIFIED, now, fault)
     except PodGoneError as error:
+        if await _stays_serving(target, pace):
+            reason = (
+                "the operator cannot connect to Triton, although the pod is ready; check whether "
+                f"a NetworkPolicy prevents it: {error}"
+            )
+            return ended(PodResult.UNKNOWN, target.count, reason)
         return ended(PodResult.GONE, 0, str(error))
     except (PodUnresponsiveError, PodRejectedError) as error:
         return ended(
@@ -284,6 +295,42 @@ async def _change_pod(
             target.count,
             f"Triton does not report the state of its models: {error}",
         )
+
+
+async def _load(
+    model: str, count: int, target: PodTarget, pace: Pace, is_desired: Callable[[], bool]
+) -> tuple[PodResult, int, str] | None:
+    """Load the model with the count; return result, present count and reason if that failed."""
+    deadline = pace.load + pace.per_removal * max(0, target.count - count)
+    try:
+        await target.control.load(model, target.config(count), deadline)
+    except PodUnresponsiveError as error:
+        if await _is_count_reached(model, count, target, pace, is_desired):
+            return None
+        if not is_desired():
+            return PodResult.SKIPPED, target.count, ""
+        reason = (
+            f"Triton did not respond to the change to {counted(count, 'instance')}, and "
+            f"the count did not change: {error}"
+        )
+        return PodResult.UNKNOWN, target.count, reason
+    except PodRejectedError as error:
+        reason = f"Triton rejected the change to {counted(count, 'instance')}: {error}"
+        return PodResult.REJECTED, await _reported_count(model, target), reason
+    return None
+
+
+async def _stays_serving(target: PodTarget, pace: Pace) -> bool:
+    """Return whether a pod at whose address nothing answers is still there after a while.
+
+    Kubernetes reports the end of a pod, or of its server, a few seconds later.
+    """
+    end = time.monotonic() + pace.verify
+    while True:
+        is_serving = target.is_serving()
+        if not is_serving or time.monotonic() >= end:
+            return is_serving
+        await asyncio.sleep(pace.verify_poll)
 
 
 async def _reported_count(model: str, target: PodTarget) -> int:
@@ -294,12 +341,16 @@ async def _reported_count(model: str, target: PodTarget) -> int:
         return target.count
 
 
-async def _is_count_reached(model: str, count: int, target: PodTarget, pace: Pace) -> bool:
+async def _is_count_reached(
+    model: str, count: int, target: PodTarget, pace: Pace, is_desired: Callable[[], bool]
+) -> bool:
     """Return whether a change whose call was not answered takes effect after all."""
     begin = waited = time.monotonic()
-    while (now := time.monotonic()) - begin < max(pace.overload, pace.settle):
-        if target.is_waited_for():
-            waited = now  # Triton completes a growth only afterwards
+    while (now := time.monotonic()) - begin < max(pace.overload, pace.settle) and is_desired():
+        if count > target.count and target.is_waited_for():
+            # Triton completes the growth only afterwards. A removal is not waited for: it keeps the
+            # step from growing, which is what would end the wait.
+            waited = now
         elif now - waited >= pace.settle:
             break
         try:

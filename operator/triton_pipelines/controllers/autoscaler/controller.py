@@ -1,7 +1,7 @@
 """Autoscaler: sample, decide and change instance counts for all pipelines of this operator.
 
 Each tick observes the pipelines and their pods, collects samples for all of them at once and takes
-one decision per pipeline; at most one change per pipeline runs at a time. The intent comes first:
+one decision per pipeline; at most one change per step runs at a time. The intent comes first:
 the autoscaler publishes the desired counts, the next reconcile records them, and only recorded
 counts are carried out. A pod that starts meanwhile starts with them. Nothing here writes to the
 API server.
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from triton_pipelines.api import names
+from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
@@ -34,13 +35,19 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes, stored_objects
+from triton_pipelines.controllers.autoscaler import (
+    pipeline_state,
+    pod_sizes,
+    scaling_state,
+    stored_objects,
+)
 from triton_pipelines.controllers.autoscaler.actuator import Pace, PodTarget
 from triton_pipelines.controllers.autoscaler.count_changer import CountChanger
 from triton_pipelines.controllers.autoscaler.decision_inputs import DecisionInputs
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
     ReportedStatus,
+    StepChange,
 )
 from triton_pipelines.controllers.autoscaler.pod_counts import (
     count_calls,
@@ -126,8 +133,7 @@ class Autoscaler:
             self._counting.cancel()
             self._samples.cancel()
             for state in self._states.values():
-                if state.action is not None:
-                    state.action.cancel()
+                state.cancel_changes()
 
     async def tick(self) -> None:
         """Observe all pipelines and decide for each; a failure in one does not affect others."""
@@ -221,9 +227,8 @@ class Autoscaler:
         """Clear the scaling state of a pipeline without a scalable step."""
         if state.scaling_state is None and not state.pods:
             return
-        if state.action is not None:
-            state.action.cancel()
-        state.action = state.scaling_state = state.output.intent = state.output.view = None
+        state.cancel_changes()
+        state.scaling_state = state.output.intent = state.output.view = None
         state.pods, state.pod_counts, state.view_key = (), {}, ()
         self.metrics.forget(key)
 
@@ -252,14 +257,14 @@ class Autoscaler:
         """Decide, start what was decided, and publish intent and view."""
         now, live = self.clock().timestamp(), stored_objects.live_data(self.store, state)
         deployment = self.store.get(DEPLOYMENTS, *key)
-        before = state.scaling_state or pipeline_state.with_recorded_counts(
+        before = state.scaling_state or scaling_state.with_recorded_counts(
             loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
         before = pod_sizes.with_owned_fields(state, before, live, deployment)
         limits = pod_sizes.current_limits(state, before, direct=not any(self.collectors))
         counts = state.counts()
         decision = decide(limits, before, sample, counts, [pod.name for pod in state.pods], now)
-        state.waited_for = frozenset(item.step for item in decision.steps if item.figures.wait > 0)
+        state.observe_waits(decision, now)
         rejections = self.handover.resize_rejections.get(key, {})
         pods = pod_sizes.observe_pods(state, before, deployment, rejections, live)
         self._decide_counts(key, state, decision, before, pods, now)
@@ -269,13 +274,11 @@ class Autoscaler:
             self.enqueue(key)
         has_pods = bool(state.pods)
         failure = pipeline_state.metrics_failure_of(decision, has_pods=has_pods)
-        decision = pipeline_state.with_desired_counts(
+        decision = scaling_state.with_desired_counts(
             decision, decision.state, active=state.is_active
         )
-        mode = state.pipeline.spec.scaling.mode
-        view = ScalingView(
-            decision, mode, counts, sample.source, failure, state.backoff.reason, now
-        )
+        mode, action_failure = state.pipeline.spec.scaling.mode, state.action_failure
+        view = ScalingView(decision, mode, counts, sample.source, failure, action_failure, now)
         models = {step.name: step.model_name for step in state.steps}
         self.metrics.observe_decision(key, view, models, sample, now)
         self.metrics.observe_pods(key, pod_sizes.pod_sizes(state, deployment))
@@ -292,19 +295,21 @@ class Autoscaler:
         now: float,
     ) -> None:
         """Take the decision on counts into the state, and start it unless it has to wait."""
-        is_blocked = (
-            state.is_changing or state.backoff.wait(self.retry_seconds, now) > 0 or not state.pods
-        )
-        # A running change is not decided again, and a failed one not retried at once; the control
-        # law decides again afterwards.
-        if state.is_active and (is_blocked or change_in_progress(before, pods, now)):
-            state.scaling_state = pipeline_state.with_observations(before, decision.state)
-        else:
+        if not state.is_active:
             state.scaling_state = decision.state
-        if state.is_active and not is_blocked:
+            return
+        # A running change is not decided again, and a failed one not retried at once; the control
+        # law decides again afterwards. Other steps are scaled meanwhile: an increase of Python code
+        # can last as long as an overload, and Triton completes those of other models (measured).
+        blocked = state.changing_steps | state.waiting_steps(self.retry_seconds, now)
+        if not state.pods or change_in_progress(before, pods, now):
+            state.scaling_state = scaling_state.with_observations(before, decision.state)
+        else:
+            state.scaling_state = scaling_state.with_blocked_steps(before, decision.state, blocked)
+        if state.pods:
             steps = state.scaling_state.steps
-            desired = {item.step: steps[item.step].desired for item in decision.steps}
-            self._start_change(key, state, desired, before)
+            free = [item.step for item in decision.steps if item.step not in blocked]
+            self._start_changes(key, state, {step: steps[step].desired for step in free}, before)
 
     def _decide_pods(
         self,
@@ -323,7 +328,7 @@ class Autoscaler:
             bounds_of(state.pipeline, state.graph),
             limits,
             replace(decision, state=state.scaling_state),
-            replace(pods, counting=state.is_changing),
+            replace(pods, counting=state.has_recent_change(IN_FLIGHT_SECONDS, now)),
             interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
             now=now,
         )
@@ -333,44 +338,40 @@ class Autoscaler:
         state.scaling_state = decision.state
         return decision
 
-    def _start_change(
+    def _start_changes(
         self,
         key: Key,
         state: PipelineScalingState,
         desired: Mapping[str, int],
         before: ScalingState,
     ) -> None:
-        """Start a change to the desired counts, also for pods that started with other counts."""
+        """Start changes to the desired counts, also for pods that started with other counts."""
         recorded = stored_objects.recorded_counts(self.store, state)
         changed = {step: count for step, count in desired.items() if recorded.get(step) != count}
-        diverged = any(
-            count != desired[step]
-            for step, pods in state.counts().items()
-            for count in pods.values()
-        )
-        if not changed and not diverged:
-            # What failed is no longer desired.
-            state.backoff = replace(state.backoff, reason="")
-            return
+        found = state.counts()
+        diverged = {step for step, count in desired.items() if {*found[step].values()} - {count}}
+        # What failed is no longer desired.
+        state.clear_failures(desired.keys() - changed.keys() - diverged)
         if changed:
             assert state.scaling_state is not None
-            state.output.intent = pod_sizes.intent_of(state.scaling_state, desired)
+            state.output.intent = pod_sizes.intent_of(state.scaling_state)
             self.enqueue(key)
-        state.action = asyncio.create_task(
-            self._count_changer().run(key, state, desired, changed, before),
-            name=f"scale {key[0]}/{key[1]}",
-        )
+        now = self.clock().timestamp()
+        for step in state.steps:
+            if step.name in changed or step.name in diverged:
+                change = self._count_changer().run(
+                    key, state, step, desired[step.name], before, is_new=step.name in changed
+                )
+                task = asyncio.create_task(change, name=f"scale {key[0]}/{key[1]} {step.name}")
+                state.changes[step.name] = StepChange(task, now)
 
     def _count_changer(self) -> CountChanger:
+        def recorded(state: PipelineScalingState) -> Mapping[str, int]:
+            return stored_objects.recorded_counts(self.store, state)
+
+        log, seconds = self._failures.report, self.intent_seconds
         return CountChanger(
-            lambda state: stored_objects.recorded_counts(self.store, state),
-            self._targets,
-            self.clock,
-            self.enqueue,
-            self.metrics,
-            self._failures.report,
-            self.pace,
-            self.intent_seconds,
+            recorded, self._targets, self.clock, self.enqueue, self.metrics, log, self.pace, seconds
         )
 
     def _targets(self, state: PipelineScalingState, step: str) -> list[PodTarget]:

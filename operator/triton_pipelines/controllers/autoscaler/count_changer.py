@@ -1,6 +1,6 @@
-"""Carry out a change of instance counts.
+"""Carry out a change of a step's instance count.
 
-Wait until the desired counts are recorded, change the pods, and revert a growth that failed.
+Wait until the desired count is recorded, change the pods, and revert a growth that failed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.types import ScalingState
 from triton_pipelines.cluster.store import Key
 from triton_pipelines.compile.graph.graph import Step
-from triton_pipelines.controllers.autoscaler import pipeline_state, pod_sizes
+from triton_pipelines.controllers.autoscaler import pod_sizes
 from triton_pipelines.controllers.autoscaler.actuator import (
     CountChangeResult,
     Pace,
@@ -24,10 +23,12 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     PodTarget,
     change_count,
 )
-from triton_pipelines.controllers.autoscaler.pipeline_state import (
-    PipelineScalingState,
-)
+from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.autoscaler.scaling_state import (
+    with_blocked_steps,
+    with_reverted_growth,
+)
 from triton_pipelines.controllers.scaling_limits import grows_under_load
 
 INTENT_POLL_SECONDS: Final = 0.1
@@ -35,7 +36,7 @@ INTENT_POLL_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CountChanger:
-    """Changes the counts of a pipeline's pods once the desired counts are recorded."""
+    """Changes the count of a step in a pipeline's pods once the desired count is recorded."""
 
     recorded_counts: Callable[[PipelineScalingState], Mapping[str, int]]
     """Returns the counts in the live ConfigMap."""
@@ -58,55 +59,61 @@ class CountChanger:
         self,
         key: Key,
         state: PipelineScalingState,
-        desired: Mapping[str, int],
-        changed: Mapping[str, int],
+        step: Step,
+        count: int,
         before: ScalingState,
+        *,
+        is_new: bool,
     ) -> None:
-        """Wait until the intent is recorded, then change the pods; on failure revert."""
+        """Wait until the desired count is recorded, then change the pods; on failure revert.
+
+        Args:
+            key: The pipeline's key.
+            state: The pipeline.
+            step: The step.
+            count: The desired count.
+            before: The control law's state before the decision.
+            is_new: Whether the desired count changed; otherwise, pods diverged from it.
+        """
         try:
-            if changed and not await self._is_recorded(state, desired):
-                self._fail(
-                    state,
-                    (
-                        "the desired instance counts could not be saved, so no pod was changed; "
-                        "the operator retries automatically"
-                    ),
-                )
-                state.scaling_state, state.output.intent = before, None
-                self.metrics.errors.labels(*key, "Intent").inc()
+            if not await self._is_recorded(state, step.name, count):
+                self._give_up(key, state, step.name, before)
                 return
-            # At a time: an increase of Python code can last as long as an overload, and Triton
-            # completes those of other models meanwhile (measured).
-            changes = [
-                self._change_step(
-                    key, state, step, desired[step.name], _previous(before, changed, step.name)
-                )
-                for step in state.steps
-                if step.name in desired
-            ]
-            for result in await asyncio.gather(*changes, return_exceptions=True):
-                if result is not None:
-                    raise result
+            known = before.steps.get(step.name) if is_new else None
+            previous = known.desired if known is not None else None
+            await self._change_step(key, state, step, count, previous)
         except Exception as error:
-            self._fail(
-                state,
-                f"the change could not be carried out: {type(error).__name__}; "
-                "see the operator's log",
-            )
+            name = type(error).__name__
+            reason = f"the change could not be carried out: {name}; see the operator's log"
+            self._fail(state, step.name, reason)
             await self.log_failure(key, Reason.ACTUATION_FAILED.value, error)
         finally:
             self.enqueue(key)
 
-    async def _is_recorded(self, state: PipelineScalingState, desired: Mapping[str, int]) -> bool:
-        """Wait for the live ConfigMap to have the counts; return whether it got them in time."""
+    async def _is_recorded(self, state: PipelineScalingState, step: str, count: int) -> bool:
+        """Wait for the live ConfigMap to have the count; return whether it got it in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.intent_seconds
         while loop.time() < end:
-            recorded = self.recorded_counts(state)
-            if all(recorded.get(step) == count for step, count in desired.items()):
+            if self.recorded_counts(state).get(step) == count:
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
+
+    def _give_up(
+        self, key: Key, state: PipelineScalingState, step: str, before: ScalingState
+    ) -> None:
+        """Return to the state before the decision, which could not be recorded."""
+        self._fail(
+            state,
+            step,
+            "the desired instance counts could not be saved, so no pod was changed; "
+            "the operator retries automatically",
+        )
+        state.scaling_state = with_blocked_steps(before, state.scaling_state or before, {step})
+        has_others = bool(state.changing_steps - {step})
+        state.output.intent = pod_sizes.intent_of(state.scaling_state) if has_others else None
+        self.metrics.errors.labels(*key, "Intent").inc()
 
     async def _change_step(
         self,
@@ -130,8 +137,14 @@ class CountChanger:
         if not others:
             return
         public = state.graph.model_name
-        was_waited_for = step.name in state.waited_for
-        change = await change_count(step.model_name, public, count, targets, pace=self.pace)
+        began, was_waited_for = self.clock().timestamp(), step.name in state.waited_for
+
+        def is_desired() -> bool:
+            return state.is_active and self.recorded_counts(state).get(step.name) == count
+
+        change = await change_count(
+            step.model_name, public, count, targets, pace=self.pace, is_desired=is_desired
+        )
         for name, result in change.pods.items():
             if result.result is not PodResult.GONE:
                 state.set_count(name, step.name, result.count)
@@ -139,8 +152,10 @@ class CountChanger:
         direction = "up" if count > old else "down"
         scaling_state = state.scaling_state or ScalingState()
         if change.is_verified:
-            state.backoff = ScalingBackoff()
+            if change.reached_a_pod:
+                state.backoffs.pop(step.name, None)
             # Otherwise, the time contains that until no request waited any more.
+            was_waited_for = was_waited_for or state.last_waited.get(step.name, 0.0) >= began
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
             seconds = change.seconds if is_measured else None
             state.scaling_state = replace(
@@ -149,7 +164,14 @@ class CountChanger:
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
-        self._fail(state, f"{step.name} was not scaled from {old} to {count}: {change.reason}")
+        if not change.reason:  # the change was stopped, and no pod failed
+            self.metrics.observe_action(key, step.name, direction, "Stopped", None)
+            return
+        self._fail(
+            state,
+            step.name,
+            f"{step.name} was not scaled from {old} to {count}: {change.reason}",
+        )
         self.metrics.observe_action(key, step.name, direction, "Failed", None)
         self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
         if previous is not None and count > previous and not change.reached_a_pod:
@@ -159,7 +181,7 @@ class CountChanger:
         self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
     ) -> None:
         """Return to the previous count, which new pods start with, after no pod grew."""
-        state.scaling_state = pipeline_state.with_reverted_growth(
+        state.scaling_state = with_reverted_growth(
             state.scaling_state or ScalingState(),
             step,
             previous,
@@ -168,11 +190,5 @@ class CountChanger:
         )
         state.output.intent = pod_sizes.intent_of(state.scaling_state)
 
-    def _fail(self, state: PipelineScalingState, reason: str) -> None:
-        state.backoff = state.backoff.failed(self.clock().timestamp(), reason)
-
-
-def _previous(before: ScalingState, changed: Mapping[str, int], step: str) -> int | None:
-    """Return the desired count of a changed step before the change."""
-    known = before.steps.get(step) if step in changed else None
-    return known.desired if known is not None else None
+    def _fail(self, state: PipelineScalingState, step: str, reason: str) -> None:
+        state.fail(step, reason, self.clock().timestamp())

@@ -35,8 +35,8 @@ class DecisionInputs:
         """Return the inputs of the next decision about a pipeline."""
         rejections = dict(handover.resize_rejections.get(key, {}))
         pods = tuple(pod.uid for pod in state.pods)
-        others = store.state_of(key), state.counts(), pods, state.backoff, rejections
-        return cls(now, sample, (id(state.graph), state.is_changing, *others))
+        others = store.state_of(key), state.counts(), pods, dict(state.backoffs), rejections
+        return cls(now, sample, (id(state.graph), state.changing_steps, *others))
 
     def repeat(self, last: DecisionInputs | None) -> bool:
         """Return whether a decision can wait for the next sample, at most one scrape interval.

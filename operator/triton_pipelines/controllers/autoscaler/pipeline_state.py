@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -15,22 +15,15 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.api.wording import truncate
 from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.metrics.connection import DEFAULT
 from triton_pipelines.autoscaling.metrics.connection_messages import unused_connection_note
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
+    MetricsProblem,
     PipelineSample,
 )
-from triton_pipelines.autoscaling.types import (
-    REASON_MAX,
-    CountChange,
-    ScalingDecision,
-    ScalingState,
-    StepState,
-    Verdict,
-)
+from triton_pipelines.autoscaling.types import ScalingDecision, ScalingState, Verdict
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.render.model_config import parse as parse_config
@@ -41,7 +34,6 @@ from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
-HISTORY_MAX: Final = 5
 # Rates need two samples: for this time (seconds) a new process does not report an unknown load.
 SETTLING_SECONDS: Final = 30.0
 # A new process contradicts the reported verdict only after this many slow windows.
@@ -83,9 +75,19 @@ class ReportedStatus:
         return cls(verdict, counts, reported_metrics_failure(status), metrics_source)
 
 
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """A change of a step's count in the pods."""
+
+    task: asyncio.Task[None]
+    """The task that carries it out."""
+    began: float
+    """When it began (Unix seconds)."""
+
+
 @dataclass(slots=True)
 class PipelineScalingState:
-    """One scaled pipeline. Changed in place, since a running action reads it, too."""
+    """One scaled pipeline. Changed in place, since a running change reads it, too."""
 
     pipeline: InferencePipeline
     """The pipeline with its effective spec."""
@@ -100,7 +102,9 @@ class PipelineScalingState:
     scaling_state: ScalingState | None = None
     """The control law's state; ``None`` before the first decision."""
     waited_for: frozenset[str] = frozenset()
-    """Steps for which requests wait, by the last decision."""
+    """Steps for which requests wait, by the last decision with usable metrics."""
+    last_waited: dict[str, float] = field(default_factory=dict)
+    """When requests last waited for a step (Unix seconds)."""
     pods: tuple[Pod, ...] = ()
     """Pods that serve and whose configs are known."""
     all_pods: tuple[Pod, ...] = ()
@@ -109,10 +113,10 @@ class PipelineScalingState:
     """Reported counts by pod uid."""
     unanswered: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Pods (by uid) that did not report counts: start of the server, and time of the query."""
-    action: asyncio.Task[None] | None = None
-    """The running change of counts, or the last one."""
-    backoff: ScalingBackoff = field(default_factory=ScalingBackoff)
-    """Back-off after failed changes."""
+    changes: dict[str, StepChange] = field(default_factory=dict)
+    """The running change of counts of each step, or the last one."""
+    backoffs: dict[str, ScalingBackoff] = field(default_factory=dict)
+    """Back-off after failed changes, by step."""
     view_key: Hashable = ()
     """:func:`change_key` of the published view."""
     view_at: float = 0.0
@@ -156,9 +160,56 @@ class PipelineScalingState:
         return graph is self.graph and not self.steps
 
     @property
+    def changing_steps(self) -> set[str]:
+        """Return the steps whose counts are being changed."""
+        return {name for name, change in self.changes.items() if not change.task.done()}
+
+    @property
     def is_changing(self) -> bool:
         """Return whether a change of counts is running."""
-        return self.action is not None and not self.action.done()
+        return bool(self.changing_steps)
+
+    def has_recent_change(self, seconds: float, now: float) -> bool:
+        """Return whether a change is running that began less than this long ago."""
+        running = (self.changes[name] for name in self.changing_steps)
+        return any(now - change.began < seconds for change in running)
+
+    def cancel_changes(self) -> None:
+        """Cancel what is running."""
+        for change in self.changes.values():
+            change.task.cancel()
+        self.changes = {}
+
+    def observe_waits(self, decision: ScalingDecision, now: float) -> None:
+        """Record for which steps requests wait; without metrics, it is as before."""
+        if decision.problem in (None, MetricsProblem.PARTIAL):
+            waits = (item.step for item in decision.steps if item.figures.wait > 0)
+            self.waited_for = frozenset(waits)
+        self.last_waited |= dict.fromkeys(self.waited_for, now)
+
+    def fail(self, step: str, reason: str, now: float) -> None:
+        """Record one more failed change of a step."""
+        self.backoffs[step] = self.backoffs.get(step, ScalingBackoff()).failed(now, reason)
+
+    def clear_failures(self, steps: Iterable[str]) -> None:
+        """Report failures of these steps no more; their next pauses stay longer."""
+        for step in self.backoffs.keys() & set(steps):
+            self.backoffs[step] = replace(self.backoffs[step], reason="")
+
+    def waiting_steps(self, first: float, now: float) -> set[str]:
+        """Return the steps that wait for their next attempt.
+
+        Args:
+            first: The pause (seconds) that doubles with each failure.
+            now: Unix seconds.
+        """
+        return {name for name, one in self.backoffs.items() if one.wait(first, now) > 0}
+
+    @property
+    def action_failure(self) -> str:
+        """Return why the last change of a step failed; empty if none failed."""
+        found = (self.backoffs.get(step.name, ScalingBackoff()) for step in self.steps)
+        return next((backoff.reason for backoff in found if backoff.reason), "")
 
     @property
     def revision(self) -> str:
@@ -230,86 +281,6 @@ def config_with(text: str) -> Callable[[int], str]:
     return lambda count: json_format.MessageToJson(
         with_count(parsed, count), preserving_proto_field_name=True
     )
-
-
-def with_recorded_counts(scaling_state: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
-    """Return the recorded state of an earlier process with the recorded counts as desired ones.
-
-    The counts hold even if the rest of the state is lost.
-    """
-    steps = {
-        step: replace(scaling_state.steps.get(step) or StepState(desired=count), desired=count)
-        for step, count in recorded.items()
-    }
-    return replace(scaling_state, steps={**scaling_state.steps, **steps})
-
-
-def with_observations(before: ScalingState, after: ScalingState) -> ScalingState:
-    """Return the state after a decision that is not carried out.
-
-    What the decision observed is kept; desired counts and past changes stay as they were.
-    """
-    steps = {}
-    for name, mine in before.steps.items():
-        new = after.steps.get(name)
-        steps[name] = (
-            mine
-            if new is None
-            else replace(
-                mine,
-                service=new.service,
-                demands=new.demands,
-                stalled_since=new.stalled_since,
-                cap=new.cap,
-            )
-        )
-    return replace(
-        before,
-        steps={**after.steps, **steps},
-        last_fresh=after.last_fresh,
-        outage_since=after.outage_since,
-    )
-
-
-def with_reverted_growth(
-    scaling_state: ScalingState, step: str, count: int, now: float, reason: str
-) -> ScalingState:
-    """Return the state after a growth that failed to reach any pod.
-
-    The desired count is the previous one again, and the history has the reason.
-    """
-    mine = scaling_state.steps.get(step)
-    if mine is None or mine.desired == count:
-        return scaling_state
-    action = CountChange(
-        now, step, mine.desired, count, truncate(f"reverted: {reason}", REASON_MAX)
-    )
-    # A growth that reached no pod is no evidence of diminishing returns.
-    growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
-    reverted = replace(mine, desired=count, growth=growth)
-    return replace(
-        scaling_state,
-        steps={**scaling_state.steps, step: reverted},
-        history=(action, *scaling_state.history)[:HISTORY_MAX],
-    )
-
-
-def with_desired_counts(
-    decision: ScalingDecision, scaling_state: ScalingState, *, active: bool
-) -> ScalingDecision:
-    """Return the decision with the counts and the history in force.
-
-    They differ from the decided ones if the decision could not be carried out.
-    """
-    if not active:
-        return decision
-    steps = tuple(
-        replace(item, count=scaling_state.steps[item.step].desired)
-        if item.step in scaling_state.steps
-        else item
-        for item in decision.steps
-    )
-    return replace(decision, steps=steps, state=scaling_state)
 
 
 def metrics_failure_of(decision: ScalingDecision, *, has_pods: bool) -> str:

@@ -141,6 +141,13 @@ def known_targets(
                     config,
                     known.counts[step],
                     lambda: step in state.waited_for,
+                    partial(_is_serving, state, pod.uid, pipeline_state.server_start_id(pod)),
                 )
             )
     return targets
+
+
+def _is_serving(state: PipelineScalingState, uid: str, start: str) -> bool:
+    return any(
+        pod.uid == uid and pipeline_state.server_start_id(pod) == start for pod in state.pods
+    )

@@ -134,19 +134,10 @@ def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None)
     )
 
 
-def intent_of(
-    scaling_state: ScalingState, counts: Mapping[str, int] | None = None
-) -> ScalingIntent:
-    """Return what has to be recorded.
-
-    Args:
-        scaling_state: The control law's state.
-        counts: Desired counts, if they differ from those of the state.
-    """
-    if counts is None:
-        counts = {name: mine.desired for name, mine in scaling_state.steps.items()}
+def intent_of(scaling_state: ScalingState) -> ScalingIntent:
+    """Return what has to be recorded by the control law's state."""
     return ScalingIntent(
-        counts,
+        {name: mine.desired for name, mine in scaling_state.steps.items()},
         dumps(scaling_state),
         pods=scaling_state.pods.scale.desired if scaling_state.pods is not None else None,
         cpu=scaling_state.cpu.scale.desired if scaling_state.cpu is not None else None,
