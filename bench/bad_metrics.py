@@ -178,7 +178,6 @@ class Spoilt(Managed):
     def __init__(self, fault: Fault | None) -> None:
         super().__init__(replace(WORLD, pods=PODS))
         self._fault = fault
-        self._since: float | None = None
         self._last: int | None = None
         self.falls: list[float] = []
 

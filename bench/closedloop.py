@@ -324,7 +324,7 @@ async def _scaler(
                     name,
                     {
                         names.KEY_COUNTS: json.dumps(dict(intent.counts)),
-                        names.KEY_SCALING: intent.memory,
+                        names.KEY_SCALING: intent.scaling_state_json,
                     },
                 ),
             )

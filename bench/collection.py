@@ -89,7 +89,7 @@ async def _measure(prometheus: PrometheusServer) -> None:
         gpu_steps=("model",),
         cpu_limit=8.0,
     )
-    memories = dict.fromkeys(wanted, ScalingState())
+    states = dict.fromkeys(wanted, ScalingState())
     collecting: list[float] = []
     deciding: list[float] = []
     failed: set[str] = set()
@@ -103,8 +103,8 @@ async def _measure(prometheus: PrometheusServer) -> None:
             now = time.time()
             for key, sample in found.items():
                 pod = _pod(key)
-                memories[key] = decide(
-                    limits, memories[key], sample, {"tokenizer": {pod: 2}}, (pod,), now
+                states[key] = decide(
+                    limits, states[key], sample, {"tokenizer": {pod: 2}}, (pod,), now
                 ).state
             after = time.process_time()
             failed |= (

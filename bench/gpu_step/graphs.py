@@ -19,7 +19,6 @@ class GraphBuilder:
         import onnx
 
         self.dtype = dtype
-        self.onnx_dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         self._onnx = onnx
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}

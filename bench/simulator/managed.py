@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bench.simulator.engine import LawInput, World
-from triton_pipelines.autoscaling import state_json as memories
+from triton_pipelines.autoscaling import state_json
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure
 from triton_pipelines.autoscaling.types import (
@@ -71,5 +71,5 @@ class Managed:
         if self.keep:
             self.decisions.append((view.now, decision))
         if isinstance(view.sample, MetricsFailure):
-            self.state = memories.loads(memories.dumps(self.state))
+            self.state = state_json.loads(state_json.dumps(self.state))
         return {item.step: item.count for item in decision.steps}, str(decision.verdict)

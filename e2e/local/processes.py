@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -12,6 +13,9 @@ from pathlib import Path
 
 GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL. An API server whose etcd is gone never ends by itself."""
+
+PORTS = range(12_000, 30_000)
+"""Below the ephemeral range (`net.ipv4.ip_local_port_range`, 32768 by default) and node ports."""
 
 LOG_TAIL = 15
 """Lines of a dead process's log that go into the error message."""
@@ -92,14 +96,22 @@ def tail(log: Path, lines: int = LOG_TAIL) -> str:
 def reserved_ports(count: int) -> Iterator[list[int]]:
     """Reserve free TCP ports on loopback for the duration of the block.
 
-    They stay bound, so that parallel callers get others.
+    They stay bound, so that parallel callers get others. After the block, a process has time to
+    listen on them: no connection that somebody opens gets a port below Linux's ephemeral range.
     """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for handle in sockets:
+        yield [_bind(stack.enter_context(socket.socket())) for _ in range(count)]
+
+
+def _bind(handle: socket.socket) -> int:
+    """Bind a socket to a port that no other socket has, and return the port."""
+    for port in secrets.SystemRandom().sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError):
+            handle.bind(("127.0.0.1", port))
+            # From now on, a server with the same option can listen on it.
             handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            handle.bind(("127.0.0.1", 0))
-        yield [handle.getsockname()[1] for handle in sockets]
+            return port
+    raise OSError(f"no free port from {PORTS[0]} to {PORTS[-1]} on 127.0.0.1")
 
 
 def free_port() -> int:

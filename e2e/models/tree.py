@@ -45,6 +45,7 @@ from e2e.local.cache import cache_root, digest
 from e2e.models import bytepairs, graph, image, minilm, sentiment, weights, words
 from e2e.models.graph import serialize
 from e2e.models.weights import Weights
+from triton_pipelines.loader.files import sha256_of
 
 MANIFEST: Final = "manifest.json"
 SENTIMENT_MODEL: Final = "s3/models/sentiment/model.onnx"
@@ -62,11 +63,6 @@ SOURCES: Final = (
 )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def inputs_key(folder: Path) -> str:
     """Return the key of all inputs of the tree.
 
@@ -80,7 +76,7 @@ def inputs_key(folder: Path) -> str:
     ]
     return digest(
         [
-            *(f"{path.name}:{_sha256(path)}" for path in files),
+            *(f"{path.name}:{sha256_of(path)}" for path in files),
             f"onnx:{onnx.__version__}",
             f"tokenizers:{tokenizers.__version__}",
         ]

@@ -14,15 +14,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import httpx
-
 from e2e.suite.kube import Kube, wait_for
 from triton_pipelines.api import names
 
 CONNECT_SECONDS = 10.0
 """For one connection; a refused one, or an unknown route, shows at once."""
 FORWARD_SECONDS = 20.0
-ANSWER_SECONDS = 60.0
+ACCEPT_SECONDS = 1.0
+SERVICE_SECONDS = 60.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
 
 
@@ -49,14 +48,10 @@ class Endpoint:
         )
 
 
-def _is_answering(endpoint: Endpoint) -> bool:
-    """Return whether a pipeline answers over HTTP within a second."""
-    try:
-        return httpx.get(
-            f"{endpoint.http}/v2/health/ready", timeout=1.0, trust_env=False
-        ).is_success
-    except httpx.HTTPError:
-        return False
+def _accepts(address: str) -> bool:
+    """Return whether a Service accepts a connection; raises OSError if it does not."""
+    with socket.create_connection((address, names.PORT_GRPC), ACCEPT_SECONDS):
+        return True
 
 
 class Reach:
@@ -82,11 +77,13 @@ class Reach:
         ports = (names.PORT_HTTP, names.PORT_GRPC, names.PORT_METRICS)
         if self.routed:
             address = self._kube.get("Service", namespace, name)["spec"]["clusterIP"]
-            endpoint = Endpoint.of(address, {port: port for port in ports})
             wait_for(
-                f"service {name} answers", lambda: _is_answering(endpoint), bool, ANSWER_SECONDS
+                f"service {name} accepts connections",
+                lambda: _accepts(address),
+                bool,
+                SERVICE_SECONDS,
             )
-            yield endpoint
+            yield Endpoint.of(address, {port: port for port in ports})
             return
         command = self._kube.kubectl_command(
             "port-forward",

@@ -30,6 +30,7 @@ from hack.release import (
 )
 from hack.release.errors import ReleaseError
 from hack.release.model import PLACEHOLDER_HOME, PLACEHOLDER_IMAGE, Release
+from triton_pipelines.loader.files import sha256_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 OUT: Final = ROOT / "out" / "release"
@@ -114,7 +115,7 @@ def seal(release: Release, key: ec.EllipticCurvePrivateKey | None) -> None:
     attestation = release.folder / provenance.FILE
     envelope = signing.envelope(signing.dump(statement).encode(), key)
     attestation.write_text(signing.dump(envelope), encoding="utf-8")
-    digests[attestation.name] = files.sha256(attestation)
+    digests[attestation.name] = sha256_of(attestation)
     sums = release.folder / files.CHECKSUMS
     sums.write_text(files.checksum_lines(digests), encoding="utf-8")
     if key is None:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import tarfile
 from pathlib import Path
 from typing import Final
 
+from triton_pipelines.loader.files import sha256_of
+
 CHECKSUMS: Final = "SHA256SUMS"
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 digest of a file in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_of_files(folder: Path) -> dict[str, str]:
     """Return the digest of each file directly in a folder, by name."""
-    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def checksum_lines(digests: dict[str, str]) -> str:
@@ -27,7 +22,7 @@ def checksum_lines(digests: dict[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
-def write_tar(folder: Path, target: Path, epoch: int, *, prefix: str = "") -> None:
+def write_tar(folder: Path, target: Path, epoch: int) -> None:
     """Write the files of a folder as a tar archive; names that end in ``gz`` are compressed.
 
     Order, owners, modes and times of the entries are fixed, so equal files make equal archives.
@@ -36,7 +31,6 @@ def write_tar(folder: Path, target: Path, epoch: int, *, prefix: str = "") -> No
         folder: what to pack.
         target: the archive.
         epoch: time of all entries, in seconds since 1970.
-        prefix: folder of all entries inside the archive.
     """
     with target.open("wb") as raw:
         if target.name.endswith("gz"):
@@ -44,10 +38,10 @@ def write_tar(folder: Path, target: Path, epoch: int, *, prefix: str = "") -> No
                 gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=epoch) as packed,
                 tarfile.open(fileobj=packed, mode="w") as archive,
             ):
-                _add(archive, folder, epoch, prefix)
+                _add(archive, folder, epoch)
         else:
             with tarfile.open(fileobj=raw, mode="w") as archive:
-                _add(archive, folder, epoch, prefix)
+                _add(archive, folder, epoch)
 
 
 def repack(archive: Path, scratch: Path, epoch: int) -> None:
@@ -57,10 +51,9 @@ def repack(archive: Path, scratch: Path, epoch: int) -> None:
     write_tar(scratch, archive, epoch)
 
 
-def _add(archive: tarfile.TarFile, folder: Path, epoch: int, prefix: str) -> None:
+def _add(archive: tarfile.TarFile, folder: Path, epoch: int) -> None:
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        entry = archive.gettarinfo(path, f"{prefix}/{name}" if prefix else name)
+        entry = archive.gettarinfo(path, path.relative_to(folder).as_posix())
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
         entry.mtime = epoch

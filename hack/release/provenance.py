@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hack.release import files
 from hack.release.model import Release
+from triton_pipelines.loader.files import sha256_of
 
 FILE: Final = "provenance.intoto.json"
 BUILD_TYPE: Final = "https://tritonpipelines.io/release/v1"
@@ -52,7 +52,7 @@ def statement(release: Release, digests: Mapping[str, str]) -> dict[str, Any]:
                         "digest": {"gitCommit": release.commit},
                     },
                     *(
-                        {"uri": lock, "digest": {"sha256": files.sha256(release.source / lock)}}
+                        {"uri": lock, "digest": {"sha256": sha256_of(release.source / lock)}}
                         for lock in LOCKS
                     ),
                 ],

@@ -129,7 +129,7 @@ def counts(count: int, pods: int = 1, step: str = TOKENIZER) -> dict[str, dict[s
 def rested(
     state: ScalingState, wants: int, *, now: float = NOW, law: ControlLaw | None = None
 ) -> ScalingState:
-    """Return ``memory`` for a step that needed ``wants`` during the stabilization window.
+    """Return ``state`` for a step that needed ``wants`` during the stabilization window.
 
     Nothing else limits the step.
     """

@@ -30,9 +30,9 @@ from triton_pipelines.compile.render.objects import (
     deployment,
     disruption_budget,
     live_config_map,
+    revision_config_map,
     service,
 )
-from triton_pipelines.compile.render.render import config_map
 
 FOLDER = Path(__file__).parent.parent / "golden" / "render"
 CASES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -59,7 +59,7 @@ def objects_of(
 ) -> list[dict[str, Any]]:
     """All other objects of a pipeline; the revision's ConfigMap comes first."""
     made = [
-        config_map(pipeline, revision),
+        revision_config_map(pipeline, revision.name, revision.data),
         live_config_map(pipeline, {}),
         control_secret(pipeline, revision.name, "KEY"),
         service(pipeline),

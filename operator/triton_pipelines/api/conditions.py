@@ -100,19 +100,6 @@ class Reason(StrEnum):
     ACTUATION_FAILED = "ActuationFailed"
     INTERNAL_ERROR = "InternalError"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Reason | None:
-        """Accept the names that statuses and states written before the renaming hold."""
-        return _RENAMED.get(value) if isinstance(value, str) else None
-
-
-_RENAMED: Final[Mapping[str, Reason]] = {
-    "BatchingDefeated": Reason.BATCHING_INEFFECTIVE,
-    "NotRagged": Reason.RAGGED_UNSUPPORTED,
-    "SLOBroken": Reason.SLO_VIOLATED,
-}
-"""Former name of a reason → the reason."""
-
 
 KIND_OF: Mapping[Reason, ReasonKind] = {
     Reason.SUCCEEDED: ReasonKind.FINE,
@@ -183,6 +170,17 @@ class Condition:
     """Reason of the status, in one word."""
     message: str
     """Explanation for people."""
+
+
+def condition_of(status: Mapping[str, Any] | None, kind: str) -> Mapping[str, Any]:
+    """Return the condition of a type in a status, as reported; an empty one if there is none.
+
+    Args:
+        status: The status of any Kubernetes object; ``None`` without one.
+        kind: Type of the condition, such as ``Ready``.
+    """
+    conditions = (status or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), {})
 
 
 def merge(

@@ -61,14 +61,6 @@ class LoadReason(StrEnum):
     CACHE_UNUSED = "CacheUnused"
     ANSWERS_NOT_COMPARED = "AnswersNotCompared"
 
-    @classmethod
-    def _missing_(cls, value: object) -> LoadReason | None:
-        """Accept the name that loaders before 0.1.0 report.
-
-        Old revisions keep those loader images pinned.
-        """
-        return cls.RAGGED_UNSUPPORTED if value == "NotRagged" else None
-
 
 INFORMATIVE: Final = frozenset(
     {

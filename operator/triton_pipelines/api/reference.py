@@ -84,7 +84,8 @@ REASON_MEANING: Mapping[Reason, str] = {
         "scaled steps."
     ),
     Reason.NO_PROGRESS: (
-        "Requests are waiting, but none of them completes. A process might have died."
+        "Requests are waiting or are rejected, but none of them completes. A process might have "
+        "died."
     ),
     Reason.BATCHING_INEFFECTIVE: (
         "The GPU step runs requests one at a time, although others are waiting, because their "

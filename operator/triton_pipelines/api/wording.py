@@ -1,4 +1,4 @@
-"""Counts, enumerations and numbered lists in messages."""
+"""Counts, enumerations, numbered lists and shortened texts in messages."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def validation_message(message: str) -> str:
 def listed(words: Sequence[str], conjunction: str = "and") -> str:
     """Return an enumeration: ``a``, ``a and b``, ``a, b and c``; empty for no words."""
     return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def first_of(words: Sequence[str], most: int) -> str:
+    """Return ``a, b, c``, and after the first ``most`` words how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
+
+
+def truncate(text: str, most: int) -> str:
+    """Return the text in at most ``most`` characters, ending in "…" where it was cut."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def numbered(texts: Sequence[str]) -> str:

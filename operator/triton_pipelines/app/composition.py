@@ -22,7 +22,6 @@ from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.latency_reader import LatencyReader
-from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.render.monitoring import MonitoringSettings
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
@@ -30,13 +29,12 @@ from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import REJECTED, MonitoringObjects
-from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec, Resolver
+from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import PodProber, probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
 from triton_pipelines.controllers.rejected_writes import RejectedWrites
-from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 from triton_pipelines.controllers.spec_metrics import SpecMetrics
 from triton_pipelines.triton.probe_connections import ProbeConnections
@@ -162,25 +160,9 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     services.run_in_background("scaling", scale)
     services.run_in_background("latency", parts.latency_monitor.run)
     services.run_in_background("monitoring", parts.monitoring_objects.run)
-    advisories = ServerAdvisoryMetrics(services.metrics.registry)
-    specs = SpecMetrics(services.metrics.registry)
+    services.metrics.registry.register(SpecMetrics(parts.handover))
     services.metrics.registry.register(PipelineMetrics(services.store))
-    observed: dict[Key, EffectiveSpec] = {}
-
-    async def reconcile(key: Key) -> Result:
-        try:
-            return await parts.reconciler.reconcile(key)
-        finally:
-            effective = parts.handover.effective_specs.get(key)
-            if effective is not observed.get(key):
-                advisories.observe(key, effective)
-                specs.observe(key, effective)
-                if effective is None:
-                    del observed[key]
-                else:
-                    observed[key] = effective
-
-    return reconcile
+    return parts.reconciler.reconcile
 
 
 def build_reconcile(services: Services) -> Reconcile:

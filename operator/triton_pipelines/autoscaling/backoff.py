@@ -32,4 +32,6 @@ class ScalingBackoff:
         if not self.failures:
             return 0.0
         pause = min(LONGEST_S, cooldown * 2.0 ** min(self.failures, 16))
-        return max(0.0, self.last + pause - now)
+        left = self.last + pause - now
+        # A failure in the future was recorded before the clock was set back.
+        return max(0.0, left) if self.last <= now else 0.0

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from triton_pipelines.api.wording import counted
+from triton_pipelines.autoscaling.memory_pressure import memory_left
 from triton_pipelines.autoscaling.signals import CPU_HEADROOM, THROTTLED, CpuSignal
 from triton_pipelines.autoscaling.types import CapKind, PipelineLimits, StepLimits
 
-MEMORY_HEADROOM: Final = 0.95
-"""Share of the memory limit that may be planned with, as for CPU."""
 _BUSY_ENOUGH: Final = 0.2
 """Busy instances below which CPU per busy second is not measured: Triton's own CPU would dominate
 it."""
@@ -51,6 +51,10 @@ class StepLoad:
     """Share of their busy time in which instances had a core; ``None``: not reported."""
     grows_at_once: bool = False
     """Whether it is to get what the other steps do not ask for."""
+    added: int = 0
+    """Instances that may not have been running when memory was read."""
+    memory_held: int | None = None
+    """Count beyond which memory ran short; ``None``: growth is not held for it."""
 
     @property
     def used(self) -> int:
@@ -188,7 +192,7 @@ def growth_caps(
     result: dict[str, GrowthCap] = {}
     free = _Free(
         budget.share - sum(budget.cores[load.limits.name] * load.used for load in loads),
-        _memory_left(limits, cpu),
+        _memory_left(limits, loads, cpu),
         _shared_memory_left(limits, loads),
     )
     order = sorted(loads, key=lambda load: (-_urgency(load, budget), load.limits.name))
@@ -220,11 +224,17 @@ def _bounds(
         yield GrowthCap(count, CapKind.CPU, _cpu_text(limits, budget, step))
     elif budget.lacks_cores(step.name):
         yield GrowthCap(load.count, CapKind.CPU, _cpu_text(limits, budget, step))
+    if load.memory_held is not None:
+        yield GrowthCap(
+            load.memory_held,
+            CapKind.MEMORY,
+            f"memory ran short with {counted(load.memory_held + 1, 'instance')}",
+        )
     if free.memory is not None and step.memory_bytes:
         yield GrowthCap(
             load.count + _fits(free.memory, step.memory_bytes),
             CapKind.MEMORY,
-            f"only {_mib(free.memory)} of {_mib(limits.memory_limit)} of memory is left",
+            f"only {_mib(max(0.0, free.memory))} of {_mib(limits.memory_limit)} of memory is left",
         )
     if free.shared_memory is not None and step.shared_memory_bytes:
         yield GrowthCap(
@@ -258,19 +268,12 @@ def _urgency(load: StepLoad, budget: CpuBudget) -> float:
     return load.wait / (budget.cores[load.limits.name] * load.service) if load.service else 0.0
 
 
-def is_out_of_memory(limits: PipelineLimits, cpu: CpuSignal) -> bool:
-    """Return whether a pod is so close to its memory limit that an instance has to go.
-
-    Otherwise the kernel kills the whole container.
-    """
-    left = _memory_left(limits, cpu)
-    return left is not None and left < 0
-
-
-def _memory_left(limits: PipelineLimits, cpu: CpuSignal) -> float | None:
-    if limits.memory_limit is None or cpu.memory_bytes is None:
+def _memory_left(limits: PipelineLimits, loads: Sequence[StepLoad], cpu: CpuSignal) -> float | None:
+    """Return the bytes that are left, without those promised since memory was read."""
+    left = memory_left(limits, cpu)
+    if left is None:
         return None
-    return MEMORY_HEADROOM * limits.memory_limit - cpu.memory_bytes
+    return left - sum(load.added * load.limits.memory_bytes for load in loads)
 
 
 def _shared_memory_left(limits: PipelineLimits, loads: Sequence[StepLoad]) -> float | None:

@@ -73,7 +73,7 @@ class StepDemand:
     saturated: bool = False
     """Busy or waiting beyond the threshold (T of the decision table)."""
     stalled: bool = False
-    """Requests wait and none completes."""
+    """Requests wait or are rejected, and none completes."""
     overloaded: bool = False
     """Requests wait, and more arrive than the instances process, or suddenly more than before."""
 
@@ -224,8 +224,11 @@ def _windowed_arrivals(signal: StepSignal, expected: float) -> float:
 
 
 def _is_stalled(signal: StepSignal) -> bool:
-    """Return whether requests wait and none completed in the fast window."""
-    return signal.fast is not None and not signal.fast.throughput > 0 and signal.waiting > 0
+    """Return whether requests wait or are rejected and none completed in the fast window."""
+    fast = signal.fast
+    if fast is None or fast.throughput > 0:
+        return False
+    return signal.waiting > 0 or fast.rejected > 0
 
 
 def _worst_pod(
@@ -326,7 +329,7 @@ def next_count(
         return NextCount(demand if cooled else count)
     most = max((each for _, each in state.demands), default=count)
     most = min(max(most, step.low), step.high)
-    rested = state.last_up is None or now - state.last_up >= law.stabilization
+    rested = state.last_up is None or not 0 <= now - state.last_up < law.stabilization
     if most >= count or not rested or not covers_stabilization(state, law, interval, now):
         return NextCount(count)
     if state.direction > 0 and len(_recent(state.reversals, now)) >= law.flaps_per_hour:

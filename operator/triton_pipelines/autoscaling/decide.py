@@ -23,14 +23,17 @@ from triton_pipelines.autoscaling.decision_state import (
     Situation,
     current_step,
     next_state,
+    without_future,
     without_other_revision,
 )
+from triton_pipelines.autoscaling.memory_pressure import without_ended_holds
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
     MetricsProblem,
     PipelineSample,
 )
 from triton_pipelines.autoscaling.signals import (
+    CpuSignal,
     PodSignals,
     TrustedPods,
     cpu_signal,
@@ -78,7 +81,8 @@ def decide(
         ready_pods: Names of the ready pods.
         now: Unix seconds.
     """
-    state = without_other_revision(state, limits.revision)
+    state = without_other_revision(without_future(state, now), limits.revision)
+    state = without_ended_holds(state, limits, now)
     steps = {
         step.name: current_step(step, state, counts, ready_pods, limits.active, now)
         for step in limits.steps
@@ -191,6 +195,8 @@ def _decide_steps(
             wait=demand.wait,
             service=demand.service,
             grows_at_once=_grows_at_once(item, demand),
+            added=_added_since_reading(item, context.cpu),
+            memory_held=None if item.state.memory_held is None else item.state.memory_held[1],
         )
         for item, load, demand in zip(steps, loads, demands, strict=True)
     ]
@@ -199,6 +205,15 @@ def _decide_steps(
         decide_step(item, demand, caps[item.limits.name], context)
         for item, demand in zip(steps, demands, strict=True)
     ]
+
+
+def _added_since_reading(item: StepObservation, cpu: CpuSignal) -> int:
+    """Return the instances that may not have been running when memory was read."""
+    at = cpu.memory_at
+    if at is None:
+        return 0
+    least = control_law.instances_between(item.state, item.count)(at, at).least
+    return max(0, item.count - min(least, item.counts.get(cpu.memory_pod, item.count)))
 
 
 def _grows_at_once(item: StepObservation, demand: StepDemand) -> bool:

@@ -49,11 +49,44 @@ def without_other_revision(state: ScalingState, revision: str) -> ScalingState:
         return state
     steps = {
         name: replace(
-            step, service=None, growth=None, growth_held=None, stalled_since=None, cap=None
+            step,
+            service=None,
+            growth=None,
+            growth_held=None,
+            stalled_since=None,
+            cap=None,
+            memory_held=None,
         )
         for name, step in state.steps.items()
     }
     return replace(state, steps=steps, revision=revision)
+
+
+def without_future(state: ScalingState, now: float) -> ScalingState:
+    """Discard what is remembered of times after ``now``, as before the clock was set back."""
+    return replace(
+        state, steps={name: _step_without_future(step, now) for name, step in state.steps.items()}
+    )
+
+
+def _step_without_future(step: StepState, now: float) -> StepState:
+    """Return the state of a step without times after ``now``."""
+    return replace(
+        step,
+        demands=tuple(item for item in step.demands if item[0] <= now),
+        counts=tuple(item for item in step.counts if item[0] <= now),
+        last_up=_past(step.last_up, now),
+        last_change=_past(step.last_change, now),
+        reversals=tuple(at for at in step.reversals if at <= now),
+        growth=step.growth if step.growth and step.growth.at <= now else None,
+        growth_held=step.growth_held if step.growth_held and step.growth_held[0] <= now else None,
+        stalled_since=_past(step.stalled_since, now),
+        memory_held=step.memory_held if step.memory_held and step.memory_held[0] <= now else None,
+    )
+
+
+def _past(at: float | None, now: float) -> float | None:
+    return at if at is not None and at <= now else None
 
 
 def current_step(
@@ -131,6 +164,7 @@ def without_change(after: StepState, before: StepState, count: int) -> StepState
         reversals=before.reversals,
         direction=before.direction,
         growth=before.growth if after.growth is not None else None,
+        memory_held=before.memory_held,
     )
 
 

@@ -65,7 +65,7 @@ def growth_released(
         cores: CPU limit, cores.
     """
     since, growth = held
-    if not saturated or now - since >= HOLD_SECONDS or cores != growth.cores:
+    if not saturated or not 0 <= now - since < HOLD_SECONDS or cores != growth.cores:
         return True
     if service is None or growth.service <= 0:
         return False

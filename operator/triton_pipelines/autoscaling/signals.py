@@ -138,6 +138,10 @@ class CpuSignal:
     """Share of throttled CFS periods (0–1)."""
     memory_bytes: float | None
     """Working set."""
+    memory_at: float | None = None
+    """Unix seconds of the oldest sample behind ``memory_bytes``."""
+    memory_pod: str = ""
+    """The pod that ``memory_bytes`` is of."""
 
 
 def fast_window(law: ControlLaw, interval: float) -> float:
@@ -302,10 +306,17 @@ def cpu_signal(pods: Mapping[str, PodSignals], estimated: float) -> CpuSignal:
     usages = [pod.usage for pod in pods.values() if pod.usage is not None]
     used = [usage.cpu_cores for usage in usages if usage.cpu_cores is not None]
     throttled = [usage.throttled for usage in usages if usage.throttled is not None]
-    memory = [usage.memory_bytes for usage in usages if usage.memory_bytes is not None]
+    memory = [
+        (pod.usage.memory_bytes, pod.usage.at, name)
+        for name, pod in pods.items()
+        if pod.usage is not None and pod.usage.memory_bytes is not None
+    ]
+    memory_bytes, memory_at, memory_pod = max(memory, default=(None, None, ""))
     return CpuSignal(
         used=max(used, default=estimated),
         measured=bool(used),
         throttled=max(throttled, default=0.0),
-        memory_bytes=max(memory, default=None),
+        memory_bytes=memory_bytes,
+        memory_at=memory_at,
+        memory_pod=memory_pod,
     )

@@ -3,10 +3,6 @@
 The document takes at most 8 KiB: the ConfigMap also holds the counts and the resolved sources and
 is written with every change. Reading never fails: a part that cannot be read, such as one from
 another release, is left out, and scaling starts afresh with that part.
-
-The JSON keys are part of the stored format and differ from the field names: ``wants`` holds
-``demands``, ``turns`` holds ``reversals``, ``frozen`` holds ``growth_held``, ``stalled``, ``blind``
-and ``pressed`` hold the times since when.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.autoscaling.types import (
     HISTORY_MAX,
     CountChange,
@@ -26,7 +23,6 @@ from triton_pipelines.autoscaling.types import (
     PodCountState,
     ScalingState,
     StepState,
-    truncate,
 )
 
 LIMIT_BYTES: Final = 8192
@@ -35,6 +31,10 @@ _REASON_MAX: Final = 200
 """Characters of a reason that are stored."""
 _TIME_LIMIT: Final = 253402300800.0
 """The year 10000: later times cannot be written as RFC 3339."""
+_ACTUATION_LIMIT: Final = 600.0
+"""Seconds: the actuator waits no longer for a change."""
+_SERVICE_LIMIT: Final = 86400.0
+"""Seconds: no request occupies an instance for longer than a day."""
 _INFEASIBLE_MAX: Final = 16
 """Pods with an infeasible resize that are stored; one is enough to bound the CPU of all."""
 
@@ -69,9 +69,9 @@ def loads(text: str | None) -> ScalingState:
     return ScalingState(
         steps=_steps(document.get("steps")),
         history=_history(document.get("history")),
-        actuation=_number(document.get("actuation")),
-        last_fresh=_number(document.get("lastFresh")),
-        outage_since=_number(document.get("blind")),
+        actuation=_within(document.get("actuation"), _ACTUATION_LIMIT),
+        last_fresh=_point_in_time(document.get("last_fresh")),
+        outage_since=_point_in_time(document.get("outage_since")),
         revision=revision if isinstance(revision, str) else "",
         pods=_pods(document.get("pods")),
         cpu=_cpu(document.get("cpu")),
@@ -93,8 +93,8 @@ def _document(state: ScalingState) -> dict[str, Any]:
         **_present(
             {
                 "actuation": state.actuation,
-                "lastFresh": _time(state.last_fresh),
-                "blind": _time(state.outage_since),
+                "last_fresh": _time(state.last_fresh),
+                "outage_since": _time(state.outage_since),
                 "pods": _pods_document(state.pods),
                 "cpu": _cpu_document(state.cpu),
             }
@@ -105,7 +105,7 @@ def _document(state: ScalingState) -> dict[str, Any]:
 def _pods_document(pods: PodCountState | None) -> dict[str, Any] | None:
     if pods is None:
         return None
-    own = {"wanted": pods.demand, "pressed": _time(pods.pressed_since)}
+    own = {"demand": pods.demand, "pressed_since": _time(pods.pressed_since)}
     return {**_step_document(pods.scale), **_present(own)}
 
 
@@ -125,16 +125,17 @@ def _step_document(step: StepState) -> dict[str, Any]:
         {
             "desired": step.desired,
             "service": None if step.service is None else float(f"{step.service:.6g}"),
-            "wants": _pairs_document(step.demands),
+            "demands": _pairs_document(step.demands),
             "counts": _pairs_document(step.counts),
-            "lastUp": _time(step.last_up),
-            "lastChange": _time(step.last_change),
-            "turns": [_time(at) for at in step.reversals],
+            "last_up": _time(step.last_up),
+            "last_change": _time(step.last_change),
+            "reversals": [_time(at) for at in step.reversals],
             "direction": step.direction,
             "growth": _growth_document(step.growth),
-            "frozen": None if held is None else [_time(held[0]), _growth_document(held[1])],
-            "stalled": _time(step.stalled_since),
+            "growth_held": None if held is None else [_time(held[0]), _growth_document(held[1])],
+            "stalled_since": _time(step.stalled_since),
             "cap": step.cap,
+            "memory_held": _memory_held_document(step.memory_held),
         }
     )
 
@@ -164,6 +165,10 @@ def _growth_document(growth: InstanceGrowth | None) -> list[Any] | None:
         float(f"{growth.service:.6g}"),
         growth.cores,
     ]
+
+
+def _memory_held_document(held: tuple[float, int, float] | None) -> list[Any] | None:
+    return None if held is None else [_time(held[0]), held[1], held[2]]
 
 
 def _time(at: float | None) -> float | None:
@@ -197,37 +202,47 @@ def _step(item: Any) -> StepState | None:
     direction = item.get("direction")
     return StepState(
         desired=desired,
-        service=_above_zero(item.get("service")),
-        demands=_pairs(item.get("wants")),
+        service=_within(item.get("service"), _SERVICE_LIMIT),
+        demands=_pairs(item.get("demands")),
         counts=_pairs(item.get("counts")),
-        last_up=_number(item.get("lastUp")),
-        last_change=_number(item.get("lastChange")),
-        reversals=_times(item.get("turns")),
+        last_up=_point_in_time(item.get("last_up")),
+        last_change=_point_in_time(item.get("last_change")),
+        reversals=_times(item.get("reversals")),
         direction=direction if direction in (-1, 0, 1) else 0,
         growth=_growth(item.get("growth")),
-        growth_held=_held(item.get("frozen")),
-        stalled_since=_number(item.get("stalled")),
+        growth_held=_held(item.get("growth_held")),
+        stalled_since=_point_in_time(item.get("stalled_since")),
         cap=_count(item.get("cap")),
+        memory_held=_memory_held(item.get("memory_held")),
     )
 
 
 def _times(item: Any) -> tuple[float, ...]:
     if not isinstance(item, list):
         return ()
-    return tuple(at for at in map(_number, item) if at is not None)
+    return tuple(at for at in map(_point_in_time, item) if at is not None)
 
 
 def _held(item: Any) -> tuple[float, InstanceGrowth] | None:
     if not isinstance(item, list) or len(item) != 2:
         return None
-    since, growth = _number(item[0]), _growth(item[1])
+    since, growth = _point_in_time(item[0]), _growth(item[1])
     return None if since is None or growth is None else (since, growth)
+
+
+def _memory_held(item: Any) -> tuple[float, int, float] | None:
+    if not isinstance(item, list) or len(item) != 3:
+        return None
+    since, count, limit = _point_in_time(item[0]), _count(item[1]), _number(item[2])
+    return None if since is None or count is None or limit is None else (since, count, limit)
 
 
 def _pods(item: Any) -> PodCountState | None:
     if (scale := _step(item)) is None:
         return None
-    return PodCountState(scale, _count(item.get("wanted")) or 0, _number(item.get("pressed")))
+    return PodCountState(
+        scale, _count(item.get("demand")) or 0, _point_in_time(item.get("pressed_since"))
+    )
 
 
 def _cpu(item: Any) -> CpuLimitState | None:
@@ -262,14 +277,17 @@ def _pairs(item: Any) -> tuple[tuple[float, int], ...]:
         if read is None or count is None or read < 0:
             return ()
         last += read
-        result.append((last / 10, count))
+        if (at := _point_in_time(last / 10)) is None:
+            return ()
+        result.append((at, count))
     return tuple(result)
 
 
 def _growth(item: Any) -> InstanceGrowth | None:
     if not isinstance(item, list) or len(item) != 6:
         return None
-    at, throughput, service = _number(item[0]), _number(item[3]), _above_zero(item[4])
+    at, throughput = _point_in_time(item[0]), _number(item[3])
+    service = _within(item[4], _SERVICE_LIMIT)
     before, after = _count(item[1]), _count(item[2])
     if at is None or throughput is None or service is None:
         return None
@@ -286,8 +304,8 @@ def _change(item: Any) -> CountChange | None:
         or not isinstance(item[4], str)
     ):
         return None
-    at, before, after = _number(item[0]), _count(item[2]), _count(item[3])
-    if at is None or not 0 <= at < _TIME_LIMIT or before is None or after is None:
+    at, before, after = _point_in_time(item[0]), _count(item[2]), _count(item[3])
+    if at is None or before is None or after is None:
         return None
     return CountChange(at, item[1], before, after, item[4])
 
@@ -302,9 +320,16 @@ def _number(item: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _above_zero(item: Any) -> float | None:
+def _point_in_time(item: Any) -> float | None:
+    """Return Unix seconds."""
     value = _number(item)
-    return value if value is not None and value > 0 else None
+    return value if value is not None and 0 <= value < _TIME_LIMIT else None
+
+
+def _within(item: Any, limit: float) -> float | None:
+    """Return a number above 0 and of at most ``limit``."""
+    value = _number(item)
+    return value if value is not None and 0 < value <= limit else None
 
 
 def _count(item: Any) -> int | None:

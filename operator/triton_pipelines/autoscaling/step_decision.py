@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from triton_pipelines.autoscaling import control_law, diminishing_returns, verdicts
-from triton_pipelines.autoscaling.caps import CpuBudget, GrowthCap, is_out_of_memory
+from triton_pipelines.autoscaling import (
+    control_law,
+    diminishing_returns,
+    memory_pressure,
+    verdicts,
+)
+from triton_pipelines.autoscaling.caps import CpuBudget, GrowthCap
 from triton_pipelines.autoscaling.control_law import NextCount, StepDemand
 from triton_pipelines.autoscaling.signals import (
     CpuSignal,
@@ -68,7 +73,7 @@ class StepObservation:
         # As many test inferences as fit into the window including both its ends; half a request
         # allows for rounding.
         own = len(self.counts) * (self.probe_rate * slow.seconds + 1) if self.probe_rate else 0.0
-        return slow.throughput * slow.seconds < own + 0.5
+        return (slow.throughput + slow.rejected) * slow.seconds < own + 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,7 @@ def decide_step(
     if frees_memory:
         decision = replace(
             decision,
-            reason=f"{_memory_text(context)}; {decision.reason}",
+            reason=f"{memory_pressure.removal_text(limits, context.cpu)}; {decision.reason}",
             cause=VerdictCause.FREEING_MEMORY,
         )
     elif at_once and count > item.count:
@@ -191,6 +196,8 @@ def decide_step(
     if following.flapping:
         limitation = _flapping(item, state)
     after = control_law.after_change(replace(state, desired=item.count), item.count, count, now)
+    if frees_memory:
+        after = memory_pressure.hold_growth(after, limits, now)
     after = control_law.record_growth(
         after, item.count, throughput, demand.service, limits.cpu_limit, now
     )
@@ -363,24 +370,12 @@ def _growth_cannot_help(item: StepObservation, state: StepState, context: Decisi
 def _must_free_memory(
     item: StepObservation, state: StepState, count: int, context: DecisionContext
 ) -> bool:
-    """Return whether an instance has to go before the kernel kills the container.
-
-    At most one goes per slow window, so that its effect shows.
-    """
-    if (
-        context.partial
-        or item.in_flight
-        or not (count >= item.count > item.limits.low)
-        or not is_out_of_memory(context.limits, context.cpu)
-    ):
+    """Return whether an instance has to go before the kernel kills the container."""
+    if context.partial or item.in_flight or not (count >= item.count > item.limits.low):
         return False
-    return state.last_change is None or context.now - state.last_change >= context.slow
-
-
-def _memory_text(context: DecisionContext) -> str:
-    used = (context.cpu.memory_bytes or 0.0) / 2**20
-    limit = (context.limits.memory_limit or 0.0) / 2**20
-    return f"{used:.0f} of {limit:.0f} MiB of memory is used, so one instance is removed"
+    return memory_pressure.must_free_memory(
+        context.limits, context.cpu, state, slow=context.slow, now=context.now
+    )
 
 
 def _figures(item: StepObservation, demand: StepDemand, cap: GrowthCap) -> StepFigures:

@@ -229,9 +229,11 @@ class StepState:
     growth_held: tuple[float, InstanceGrowth] | None = None
     """Since when growth is held, and the growth that did not raise throughput."""
     stalled_since: float | None = None
-    """Since when requests wait and none completes."""
+    """Since when requests wait or are rejected, and none completes."""
     cap: int | None = None
     """Last known bound on growth."""
+    memory_held: tuple[float, int, float] | None = None
+    """Since when growth is held because memory ran short, the count left, and the limit (bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +390,3 @@ class ScalingDecision:
     def limited_subjects(self) -> tuple[str, ...]:
         """What the limitations are about, each once for every limitation."""
         return tuple(item.subject for item in self.limitations)
-
-
-def truncate(text: str, length: int) -> str:
-    """Return the text in at most ``length`` characters, ending in "…" where it was cut."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"

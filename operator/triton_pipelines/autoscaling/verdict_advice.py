@@ -93,7 +93,7 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
     ),
     Verdict.IDLE: VerdictAdvice("There is none: no requests arrive."),
     Verdict.NO_PROGRESS: VerdictAdvice(
-        "Requests are queued, but none of them completes.",
+        "Requests are queued or rejected, but none of them completes.",
         (
             "A process of a Python model might have died; check the pod's log. The "
             "operator recreates such a pod when it detects the failure.",

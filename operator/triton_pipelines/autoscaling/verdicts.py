@@ -63,7 +63,7 @@ class VerdictInputs:
     idle: bool
     """Whether only the operator's own test inferences arrive."""
     stalled_seconds: float
-    """How long requests have waited without a completion."""
+    """How long requests have waited or have been rejected without a completion."""
     growth_held: bool
     """Whether the last growth did not raise throughput."""
 
@@ -85,7 +85,7 @@ def is_batching_ineffective(gpu: GpuSignal, pending: float) -> bool:
 
 
 def makes_no_progress(stalled_seconds: float, slow: float) -> bool:
-    """Return whether requests have waited for two slow windows without a completion."""
+    """Return whether no request has completed for two slow windows, although some arrived."""
     return stalled_seconds >= _STALL_WINDOWS * slow
 
 
@@ -198,11 +198,14 @@ def _requests(pending: float) -> str:
 
 
 def _no_progress_text(inputs: VerdictInputs) -> str:
-    return (
+    seconds = f"{inputs.stalled_seconds:.0f} s"
+    found = (
         f"{_requests(inputs.pending)} queued for step '{inputs.step.name}', but none has "
-        f"completed for {inputs.stalled_seconds:.0f} s, so the instances might have died; "
-        "check the pod's log"
+        f"completed for {seconds}"
+        if inputs.pending
+        else f"step '{inputs.step.name}' has only rejected requests for {seconds}"
     )
+    return f"{found}, so the instances might have died; check the pod's log"
 
 
 def _idle_text(inputs: VerdictInputs) -> str:

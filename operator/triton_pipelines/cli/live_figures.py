@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from kubernetes.aio.client import ApiClient
 
 from triton_pipelines.api import names
+from triton_pipelines.api.conditions import condition_of
 from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError, parse_metrics_page
 from triton_pipelines.autoscaling.metrics.rates import ModelSeries, total
 from triton_pipelines.autoscaling.metrics.samples import PodHistory
@@ -148,7 +149,5 @@ def step_figures(step: Mapping[str, Any], pods: Sequence[ModelSeries]) -> dict[s
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return "deletionTimestamp" not in pod["metadata"] and any(
-        item["type"] == "Ready" and item["status"] == "True" for item in conditions
-    )
+    is_ready = condition_of(pod.get("status"), "Ready").get("status") == "True"
+    return is_ready and "deletionTimestamp" not in pod["metadata"]

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from triton_pipelines.api import names
+from triton_pipelines.api.conditions import condition_of
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.login import LoginError, load_configuration
@@ -129,10 +130,8 @@ def is_ready(pipeline: dict[str, Any]) -> bool:
     """Return whether a pipeline is ready, by a status of its current generation."""
     state = pipeline.get("status") or {}
     generation = pipeline["metadata"].get("generation")
-    return state.get("observedGeneration", generation) == generation and any(
-        item["type"] == "Ready" and item["status"] == "True"
-        for item in state.get("conditions") or ()
-    )
+    is_current: bool = state.get("observedGeneration", generation) == generation
+    return is_current and condition_of(state, "Ready").get("status") == "True"
 
 
 def _format(query: StatusQuery, pipelines: list[dict[str, Any]], output: OutputFormat) -> str:
@@ -175,9 +174,7 @@ def _print_list(
     rows = []
     for item in pipelines:
         state, metadata = item.get("status") or {}, item["metadata"]
-        ready: dict[str, Any] = next(
-            (one for one in state.get("conditions") or () if one["type"] == "Ready"), {}
-        )
+        ready = condition_of(state, "Ready")
         rows.append(
             (
                 *((metadata["namespace"],) if everywhere else ()),

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.cluster.resources import SECRETS, TOKEN_REVIEWS
 from triton_pipelines.redaction import Redactor
 
@@ -36,8 +37,7 @@ def redactor_of(sent: Any) -> Redactor:
 
 def safe_message(message: str, redact: Redactor) -> str:
     """Return a message of the API server, shortened and redacted."""
-    safe = redact(message[:_READ_MAX])
-    return safe if len(safe) <= MESSAGE_MAX else f"{safe[: MESSAGE_MAX - 1]}…"
+    return truncate(redact(message[:_READ_MAX]), MESSAGE_MAX)
 
 
 def _credentials(sent: Any) -> Iterator[str]:

@@ -29,7 +29,7 @@ class _SpecVersion:
     uid: str
     generation: int
     recorded: str | None
-    """The last good spec as recorded; empty if it was not (too long, or by an earlier release).
+    """The last good spec as recorded; empty if it was not, because it is too long.
 
     ``None`` if there is no live ConfigMap.
     """

@@ -32,7 +32,7 @@ class ScalingIntent:
 
     counts: Mapping[str, int]
     """Instances by step."""
-    memory: str
+    scaling_state_json: str
     """State of the autoscaler, as JSON."""
     pods: int | None = None
     """Number of pods. ``None``: the recorded one stays."""
@@ -74,7 +74,7 @@ class ScalingOutput:
 class Handover:
     """What the controllers publish, by pipeline. An absent key means that nothing is known yet.
 
-    All parts share one instance; one event loop's thread only.
+    All parts share one instance. Only the event loop's thread writes; others may read copies.
     """
 
     scaling: dict[Key, ScalingOutput] = field(default_factory=dict)

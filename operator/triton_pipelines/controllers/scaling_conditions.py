@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from triton_pipelines.api.conditions import Condition, ConditionType, Reason
+from triton_pipelines.api.conditions import Condition, ConditionType, Reason, condition_of
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.status_types import COUNT_MAX
-from triton_pipelines.autoscaling.types import REASON_MAX, ScalingDecision, Verdict, truncate
+from triton_pipelines.api.wording import truncate
+from triton_pipelines.autoscaling.types import REASON_MAX, ScalingDecision, Verdict
 
 from .handover import ScalingView
 from .timestamps import rfc3339
@@ -103,10 +104,8 @@ def _with_reported_message(
 
 def reported_metrics_failure(status: Mapping[str, Any]) -> str:
     """Return the reason why metrics are not usable, as a status reports it; empty if they are."""
-    for item in status.get("conditions") or ():
-        if item.get("type") == ConditionType.METRICS_AVAILABLE.value:
-            return "" if item.get("status") == "True" else str(item.get("reason", ""))
-    return ""
+    item = condition_of(status, ConditionType.METRICS_AVAILABLE)
+    return "" if item.get("status") == "True" else str(item.get("reason", ""))
 
 
 def _conditions_of(view: ScalingView, mode: ScalingMode) -> list[Condition]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
+from triton_pipelines.api.wording import first_of
 from triton_pipelines.loader.errors import SourceError
 
 MAX_FILES: Final = 10_000
@@ -135,11 +136,7 @@ def check_name(name: str) -> None:
 
 def list_some(names: Iterable[str]) -> str:
     """Return a few of ``names`` as text, for messages."""
-    ordered = sorted(names)
-    shown = ", ".join(ordered[:_SHOWN])
-    return (
-        f"{shown} and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else shown or "nothing"
-    )
+    return first_of(sorted(names), _SHOWN) or "nothing"
 
 
 def files_by_version(entries: Iterable[ListedFile]) -> dict[int, tuple[ListedFile, ...]]:

@@ -13,7 +13,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
 from triton_pipelines.api.wording import listed
-from triton_pipelines.loader.onnx_graph.graph_walk import opset
+from triton_pipelines.loader.onnx_graph.graph_walk import dims, opset
 from triton_pipelines.loader.onnx_shapes import infer_outputs
 from triton_pipelines.loader.onnx_store import load_without_weights
 
@@ -136,17 +136,8 @@ def _tensor(value: Any) -> FileTensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return FileTensor(value.name, str(kind or "untyped").removesuffix("_type"), None)
-    tensor = value.type.tensor_type
-    name = onnx.TensorProto.DataType.Name(tensor.elem_type)
-    if not tensor.HasField("shape"):
-        return FileTensor(value.name, _TYPES.get(name, name), None)
-    dims = tuple(
-        dim.dim_value
-        if dim.HasField("dim_value") and dim.dim_value >= 0
-        else (dim.dim_param or None)
-        for dim in tensor.shape.dim
-    )
-    return FileTensor(value.name, _TYPES.get(name, name), dims)
+    name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    return FileTensor(value.name, _TYPES.get(name, name), dims(value))
 
 
 def _tensors(model: Any) -> Iterator[Any]:

@@ -23,8 +23,8 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.prometheus_rules import groups
 from triton_pipelines.compile.render.recording_rules import Scope
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
-from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.spec_metrics import SpecMetrics
 
 pytestmark = pytest.mark.integration
@@ -55,11 +55,10 @@ def own_metrics() -> set[str]:
     """Names of series of the operator, with the endings that counters and histograms get."""
     registry = CollectorRegistry()
     ScalingMetrics(registry)
-    ServerAdvisoryMetrics(registry)
-    SpecMetrics(registry)
     store = Store()
     store.put(INFERENCE_PIPELINES, builders.document())
     registry.register(PipelineMetrics(store))
+    registry.register(SpecMetrics(Handover()))
     names = set()
     for family in (*registry.collect(), *OperatorMetrics().registry.collect()):
         names |= {

@@ -55,19 +55,19 @@ async def test_times_centuries_away_count_as_none(place: Place, at: str) -> None
         revision = deployment["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION]
         watch = {"revision": revision, "predecessor": "f" * 10, "before": 1.0, "since": at}
         managers = {"managers": ["forged"], "corrected": at}
-        turns = {"last": "forged", "names": ["forged", "other"], "often": 5, "at": at}
+        alternating = {"last": "forged", "managers": ["forged", "other"], "changes": 5, "at": at}
         state = {
             "slo_guard": watch,
-            "replicas": {**managers, "turns": turns},
+            "replicas": {**managers, "alternating": alternating},
             "cpu_resize": managers,
             "pod_repair": {"repaired": at, "count": 10**6},
         }
-        data = {names.KEY_MEMORY: json.dumps(state)}
+        data = {names.KEY_STATE: json.dumps(state)}
         await patch(tenants.admin, CONFIG_MAPS, tenants.hostile, LIVE, {"data": data})
 
         async def is_corrected() -> bool:
             found = await tenants.admin.get(CONFIG_MAPS, tenants.hostile, LIVE)
-            return at not in found["data"][names.KEY_MEMORY]
+            return at not in found["data"][names.KEY_STATE]
 
         await eventually("the correction", is_corrected)
         assert tenants.errors() == 0

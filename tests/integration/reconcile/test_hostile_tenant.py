@@ -57,7 +57,7 @@ async def test_garbage_in_the_live_config_map_affects_nothing(place: Place, kind
     async with place.tenants() as tenants:
         live = names.live_name("p")
         found = await tenants.admin.get(CONFIG_MAPS, tenants.hostile, live)
-        keys = {*found["data"], names.KEY_ACCEPTED, names.KEY_MEMORY, "scaling"}
+        keys = {*found["data"], names.KEY_ACCEPTED, names.KEY_STATE, "scaling"}
         # The API server stores at most 1 MiB in a ConfigMap.
         text = dict.fromkeys(sorted(keys)[:1] if kind == "large" else keys, GARBAGE[kind])
         await patch(tenants.admin, CONFIG_MAPS, tenants.hostile, live, {"data": text})

@@ -168,12 +168,6 @@ async def come_and_go(client: Client, namespace: str, store: Store, number: int)
     )
 
 
-async def fill_pool(client: Client) -> None:
-    """Open as many connections as the client ever does: it keeps them, whatever comes and goes."""
-    most = client.options.max_in_flight
-    await asyncio.gather(*(client.list(PODS) for _ in range(most)))
-
-
 async def settled_figures(inspected: Inspected, running: Running) -> Counter[str]:
     """Return the figures once the operator has forgotten all pipelines, and they fall no more."""
     found = inspected.figures(running)

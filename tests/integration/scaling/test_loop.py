@@ -52,7 +52,11 @@ def looked(running: Running, namespace: str) -> bool:
     """Whether the loop has decided for the pipeline in this process."""
     assert running.scaler is not None
     state = running.scaler._states.get((namespace, NAME))
-    return state is not None and state.memory is not None and bool(state.counts().get("tokenizer"))
+    return (
+        state is not None
+        and state.scaling_state is not None
+        and bool(state.counts().get("tokenizer"))
+    )
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")

@@ -151,7 +151,7 @@ async def test_a_pod_is_reached_that_already_presents_a_renewed_certificate(
     renewed, former = (read_certificate(one, "certs", TlsMode.SIMPLE) for one in (SIMPLE, FORMER))
     roots = {one.digest: one.roots for one in (renewed, former)}
     hosts = {one.digest: one.name for one in (renewed, former)}
-    live = {names.KEY_MEMORY: json.dumps({"certificate": {"roots": roots, "hosts": hosts}})}
+    live = {names.KEY_STATE: json.dumps({"certificate": {"roots": roots, "hosts": hosts}})}
     raw = {"metadata": {"name": "p", "annotations": {names.ANNOTATION_CERTIFICATE: former.digest}}}
     pod = Pod.of({**raw, "status": {"podIP": simple.address}})
     children = {("ConfigMap", names.live_name("p")): {"data": live}}

@@ -102,7 +102,6 @@ MODELS: Final = (
     _set(RuleId.RESPONSE_CACHE, "stream", "response_cache.enable", True, "decoupled"),
     _set(RuleId.RESPONSE_CACHE, "outer", "response_cache.enable", True, "decoupled step"),
     Break(RuleId.LABELS, "model", drop_files("model", "labels.txt")),
-    _add(RuleId.REPOSITORY_AGENT, "tok", 'model_repository_agents { agents { name: "checksum" } }'),
     Break(RuleId.BATCH_STRATEGY, "model", drop_files("model", "strategy.so"), "missing"),
     Break(
         RuleId.BATCH_STRATEGY,

@@ -165,7 +165,6 @@ class Differential:
             release=RELEASE,
             gpus=0,
             backends=self.backends,
-            agents=frozenset(),
             files=files,
             root=root,
             rate_limiting=self.rate_limiting,

@@ -35,8 +35,8 @@ _TEXTS: Final = (
 )
 _NUMBERS: Final = (-2, -1, 0, 1, 2, 3, 7)
 # Fields whose random values would exhaust the machine's memory, or request features beyond Triton's
-# core.
-_SPARED: Final = frozenset({"name", "profile", "parameters"})
+# core; and repository agents, which a resource cannot have.
+_SPARED: Final = frozenset({"name", "profile", "parameters", "model_repository_agents"})
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triton_pipelines.api.wording import counted, listed, validation_message
+from triton_pipelines.api.wording import counted, first_of, listed, truncate, validation_message
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,16 @@ def test_the_last_word_of_an_enumeration_follows_and() -> None:
         "a and b",
         "a, b and c",
     ]
+
+
+def test_words_beyond_the_first_are_counted() -> None:
+    assert [first_of(words, 2) for words in ([], ["a"], ["a", "b"], ["a", "b", "c", "d"])] == [
+        "",
+        "a",
+        "a, b",
+        "a, b and 2 more",
+    ]
+
+
+def test_a_text_that_is_too_long_ends_where_it_was_cut() -> None:
+    assert [truncate("abcd", most) for most in (4, 3)] == ["abcd", "ab…"]

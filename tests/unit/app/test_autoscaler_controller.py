@@ -203,10 +203,10 @@ async def test_an_increase_that_waits_for_the_end_of_an_overload_is_not_measured
     loop.flow(rate=95.0, service=0.010, pending=pending)
     await loop.tick()
     await loop.settle()
-    memory = loop.scaler._states[loop.key].memory
-    assert memory is not None
+    state = loop.scaler._states[loop.key].scaling_state
+    assert state is not None
     assert loop.counts["tokenizer"] > 1
-    assert (memory.actuation is not None) is is_measured
+    assert (state.actuation is not None) is is_measured
 
 
 async def test_an_increase_does_not_wait_for_that_of_another_step(
@@ -356,7 +356,7 @@ async def test_advice_is_told_and_nothing_is_changed(
     for _ in range(60):
         loop.flow(**BUSY)
         await loop.tick()
-    without_report = live.keys() - {names.KEY_MEMORY}
+    without_report = live.keys() - {names.KEY_STATE}
     assert {key: loop.live[key] for key in without_report} == {
         key: live[key] for key in without_report
     }

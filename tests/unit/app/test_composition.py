@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -15,21 +14,16 @@ from triton_pipelines.app.config import load_config
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.cluster.work_queue import Result
-from triton_pipelines.compile.graph.advisories import AdvisorySeverity, advisories_of
 from triton_pipelines.controllers import current_specs
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline import effective_spec
-from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
-from triton_pipelines.controllers.spec_metrics import SpecMetrics
 
 CONNECTED = [Autoscaler, CurrentSpecs, MonitoringObjects, Reconciler, SloLatencyMonitor]
 
@@ -103,72 +97,6 @@ async def test_no_metric_is_served_twice() -> None:
     start(build_parts(given), given)
     names = [family.name for family in given.metrics.registry.collect()]
     assert sorted(set(names)) == sorted(names)
-
-
-async def test_a_reconcile_counts_the_advisories_of_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of the image that runs, also if the reconcile fails; none of a deleted pipeline."""
-    given, _ = services()
-    parts = build_parts(given)
-    key = ("nlp", "sentiment")
-    built_one = builders.built()
-
-    async def reconciled(_: Reconciler, key: tuple[str, str]) -> Result:
-        parts.handover.effective_specs[key] = EffectiveSpec(
-            "uid", built_one.pipeline, built_one.graph, "x:24.10-py3"
-        )
-        raise ClusterError(503, "ServiceUnavailable", "down")
-
-    async def deleted(_: Reconciler, key: tuple[str, str]) -> Result:
-        del parts.handover.effective_specs[key]
-        return Result()
-
-    def found(severity: str) -> float | None:
-        labels = {"namespace": key[0], "pipeline": key[1], "severity": severity}
-        return given.metrics.registry.get_sample_value(
-            "tritonpipe_pipeline_server_advisories", labels
-        )
-
-    monkeypatch.setattr(Reconciler, "reconcile", reconciled)
-    reconcile = start(parts, given)
-    with pytest.raises(ClusterError):
-        await reconcile(key)
-    critical = [one for one in advisories_of((24, 10)) if one.severity is AdvisorySeverity.CRITICAL]
-    assert (found("Critical"), found("Low")) == (len(critical), 0)
-    labels = {"namespace": "nlp", "pipeline": "sentiment", "model": built_one.pipeline.public_name}
-    assert given.metrics.registry.get_sample_value("tritonpipe_pipeline_model_info", labels) == 1
-    monkeypatch.setattr(Reconciler, "reconcile", deleted)
-    await reconcile(key)
-    assert found("Critical") is None
-
-
-async def test_metrics_of_a_spec_are_set_only_when_it_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given, _ = services()
-    parts = build_parts(given)
-    key, compiled = ("nlp", "sentiment"), builders.built()
-    spec = EffectiveSpec("uid", compiled.pipeline, compiled.graph, "x:24.10-py3")
-    later = replace(spec)
-    specs: list[EffectiveSpec | None] = [spec, spec, later, later, None, None]
-    observed: list[EffectiveSpec | None] = []
-
-    async def reconciled(_: Reconciler, key: tuple[str, str]) -> Result:
-        parts.handover.effective_specs.pop(key, None)
-        if (current := specs.pop(0)) is not None:
-            parts.handover.effective_specs[key] = current
-        return Result()
-
-    def observe(_: SpecMetrics, key: tuple[str, str], effective: EffectiveSpec | None) -> None:
-        observed.append(effective)
-
-    monkeypatch.setattr(Reconciler, "reconcile", reconciled)
-    monkeypatch.setattr(SpecMetrics, "observe", observe)
-    reconcile = start(parts, given)
-    while specs:
-        await reconcile(key)
-    assert observed == [spec, later, None]
 
 
 @pytest.mark.parametrize("part", CONNECTED)

@@ -81,7 +81,7 @@ def add(store: Store, document: Object, *findings: Finding) -> None:
     pipeline, _ = parse(document)
     assert pipeline is not None
     state = PipelineState().with_states(WarningsState(monitoring=findings))
-    live = live_config_map(pipeline, {names.KEY_MEMORY: state.to_json()})
+    live = live_config_map(pipeline, {names.KEY_STATE: state.to_json()})
     live["metadata"]["resourceVersion"] = "1"
     store.put(CONFIG_MAPS, live)
 

@@ -180,8 +180,8 @@ def test_an_increase_that_reached_no_pod_is_not_evaluated(
 ) -> None:
     """Else it counts as diminishing returns, and growth is held for a quarter of an hour."""
     growth = InstanceGrowth(START, before, after, 200.0, 0.010)
-    memory = ScalingState({"tokenizer": StepState(desired=4, growth=growth)})
-    found = with_reverted_growth(memory, "tokenizer", 2, START + 5, "no space left").steps[
+    state = ScalingState({"tokenizer": StepState(desired=4, growth=growth)})
+    found = with_reverted_growth(state, "tokenizer", 2, START + 5, "no space left").steps[
         "tokenizer"
     ]
     assert found.desired == 2

@@ -206,10 +206,10 @@ async def test_what_was_decided_survives_the_operator(
     other.cache()
     await run(other, 120, rate=5.0, service=0.010)
     assert recorded(other) == {"replicas": 4}
-    memory = other.scaler._states[other.key].memory
-    assert memory is not None
-    assert memory.pods is not None
-    assert memory.pods.scale.last_up is not None, "it knows when it grew last"
+    state = other.scaler._states[other.key].scaling_state
+    assert state is not None
+    assert state.pods is not None
+    assert state.pods.scale.last_up is not None, "it knows when it grew last"
     await run(other, 400, rate=5.0, service=0.010)
     assert recorded(other)["replicas"] < 4
 
@@ -425,7 +425,7 @@ async def test_cpu_of_another_manager_is_left_alone_and_pods_are_added(
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     live = loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"]
     state = loop.world.state.with_states(CpuResizeState(("vpa-updater",)))
-    live[names.KEY_MEMORY] = state.to_json()
+    live[names.KEY_STATE] = state.to_json()
     fields: dict[str, Any] = {
         "f:spec": {
             "f:containers": {'k:{"name":"triton"}': {"f:resources": {"f:limits": {"f:cpu": {}}}}}

@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support import builders
+from triton_pipelines.compile.graph.advisories import AdvisorySeverity, advisories_of
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.spec_metrics import SpecMetrics
 
 KEY = ("nlp", "sentiment")
-LABELS = {"namespace": "nlp", "pipeline": "sentiment"}
+Found = Callable[..., float | None]
 
 
-def effective(**spec: Any) -> EffectiveSpec:
+def effective(image: str = "x:24.10-py3", **spec: Any) -> EffectiveSpec:
     built = builders.built(**spec)
-    return EffectiveSpec("uid", built.pipeline, built.graph, "x:24.10-py3")
+    return EffectiveSpec("uid", built.pipeline, built.graph, image)
+
+
+def scraped(handover: Handover) -> Found:
+    """Return what finds the value of a series of the pipeline."""
+    registry = CollectorRegistry()
+    registry.register(SpecMetrics(handover))
+    names = dict(zip(("namespace", "pipeline"), KEY, strict=True))
+    return lambda name, **labels: registry.get_sample_value(
+        f"tritonpipe_pipeline_{name}", {**names, **labels}
+    )
 
 
 def test_series_follow_the_effective_spec() -> None:
-    registry = CollectorRegistry()
-    metrics = SpecMetrics(registry)
-
-    def found(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"tritonpipe_pipeline_{name}", {**LABELS, **labels})
-
-    slo = {"p99Milliseconds": 50, "networkAndQueueBudgetMilliseconds": 8}
-    with_slo = effective(slo=slo)
+    handover = Handover()
+    found = scraped(handover)
+    with_slo = effective(slo={"p99Milliseconds": 50, "networkAndQueueBudgetMilliseconds": 8})
     first = with_slo.pipeline.public_name
-    metrics.observe(KEY, with_slo)
+    handover.effective_specs[KEY] = with_slo
     assert found("model_info", model=first) == 1
     assert found("slo_seconds") == pytest.approx(0.05)
     assert found("latency_budget_seconds") == pytest.approx(0.042)
 
-    metrics.observe(KEY, effective(ensemble={"entryPoint": "tokenizer"}))
+    handover.effective_specs[KEY] = effective(ensemble={"entryPoint": "tokenizer"})
     assert found("model_info", model=first) is None
     assert found("model_info", model="tokenizer") == 1
     assert found("slo_seconds") is found("latency_budget_seconds") is None
 
-    metrics.observe(KEY, None)
+    del handover.effective_specs[KEY]
     assert found("model_info", model="tokenizer") is None
 
 
 def test_a_budget_that_leaves_nothing_for_the_server_has_no_series() -> None:
-    registry = CollectorRegistry()
+    handover = Handover()
     slo = {"p99Milliseconds": 5, "networkAndQueueBudgetMilliseconds": 5}
-    SpecMetrics(registry).observe(KEY, effective(slo=slo))
-    assert registry.get_sample_value("tritonpipe_pipeline_slo_seconds", LABELS) == 0.005
-    assert registry.get_sample_value("tritonpipe_pipeline_latency_budget_seconds", LABELS) is None
+    handover.effective_specs[KEY] = effective(slo=slo)
+    found = scraped(handover)
+    assert found("slo_seconds") == 0.005
+    assert found("latency_budget_seconds") is None
+
+
+def test_advisories_are_those_of_the_image_that_runs() -> None:
+    handover = Handover()
+    found = scraped(handover)
+    handover.effective_specs[KEY] = effective("x:24.10-py3")
+    critical = [one for one in advisories_of((24, 10)) if one.severity is AdvisorySeverity.CRITICAL]
+    assert found("server_advisories", severity="Critical") == len(critical) > 0
+    assert found("server_advisories", severity="Low") == 0
+    handover.effective_specs[KEY] = effective("x:latest")
+    assert found("server_advisories", severity="Critical") is None

@@ -6,6 +6,7 @@ The tests cover the messages, and how supervisor and command line behave without
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,14 @@ def test_stubborn_processes_end_too(tmp_path: Path) -> None:
 def test_ports_are_distinct() -> None:
     with reserved_ports(20) as one, reserved_ports(20) as two:
         assert len({*one, *two}) == 40
+
+
+def test_a_server_listens_on_a_reserved_port_and_another_caller_does_not_get_it() -> None:
+    with reserved_ports(1) as (port,), socket.create_server(("127.0.0.1", port)):
+        (ephemeral,) = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[:1]
+        assert port < int(ephemeral)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
 
 
 def test_supervisor_waits_for_what_is_due_next() -> None:

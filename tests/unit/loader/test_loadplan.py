@@ -397,18 +397,3 @@ def test_what_an_adapted_file_needs(changes: dict[str, object], messages: Messag
     with pytest.raises(ValidationError) as raised:
         plan(adapt=[{**ADAPT, **changes}])
     messages.check(first_error(raised.value))
-
-
-def test_reports_of_loaders_pinned_by_old_revisions_are_still_read() -> None:
-    report = LoadReport(
-        ok=False,
-        revision="a1",
-        findings=(
-            LoadFinding(
-                step="model", reason=LoadReason.RAGGED_UNSUPPORTED, message="axis 1 is 128"
-            ),
-        ),
-    )
-    old = report.to_json().replace("RaggedUnsupported", "NotRagged")
-    assert "NotRagged" in old
-    assert LoadReport.model_validate_json(old) == report

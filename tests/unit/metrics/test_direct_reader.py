@@ -71,6 +71,16 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
     assert sample.pods["a"].usage.gpu == 0.75
 
 
+async def test_after_the_clock_was_set_back_scrapes_count_from_then_on() -> None:
+    now = [NOW]
+    async with pages(page(PAGE)) as address, DirectReader(clock=lambda: now[0]) as reader:
+        await reader.collect(expected(a=address))
+        for now[0] in (NOW - 3600, NOW - 3598):
+            sample = (await reader.collect(expected(a=address)))[KEY]
+    assert isinstance(sample, PipelineSample)
+    assert [scrape.at for scrape in sample.pods["a"].scrapes] == [NOW - 3600, NOW - 3598]
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -102,12 +112,12 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
     assert words in alone.message
     messages.check(alone.message)
     # Both pods are idle as far as is known: for long, neither has needed its eight instances.
-    memory = rested(
+    state = rested(
         ScalingState(steps={TOKENIZER: StepState(desired=8, service=0.01)}), 1, now=now[0]
     )
     reported = {TOKENIZER: {"a": 8, "b": 8}}
     both, one = (
-        decide(limits(), memory, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"])
+        decide(limits(), state, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"])
     )
     assert both.steps[0].count == 8
     assert not both.fresh

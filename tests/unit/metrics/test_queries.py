@@ -40,6 +40,10 @@ def test_labels_are_those_of_the_connection() -> None:
         'max by (n,q) (rate(container_cpu_usage_seconds_total{c="triton",n="a",q="x"}[60s]))'
         in usage
     )
+    assert (
+        "max by (n,q) (last_over_time("
+        'container_memory_working_set_bytes{c="triton",n="a",q="x"}[60s]))'
+    ) in usage
     assert 'exported_namespace="a",exported_pod="x"' in usage
     assert queries.targets(other, group) == 'max by (ns,p) (up{ns="a",p="x"})'
     assert queries.example_query(other, "a", ["x"]) == 'nv_inference_request_success{ns="a",p="x"}'

@@ -241,6 +241,18 @@ async def test_a_late_response_does_not_replace_a_count_that_was_changed_since()
     assert state.counts() == {step: {"a": 2}}
 
 
+async def test_counts_are_queried_after_the_clock_was_set_back() -> None:
+    known, silent = scaled("a"), scaled("b")
+    (step,) = (step.name for step in known.steps)
+    start = server_start_id(known.pods[0])
+    known.pod_counts["a"] = PodCounts(3600.0, start, {step: 7})
+    silent.unanswered["b"] = (server_start_id(silent.pods[0]), 3600.0)
+    for state in (known, silent):
+        name = state.pods[0].name
+        await query({KEY: state}, {name: Control()}, count_calls(), count_slots(), now=10.0)
+        assert state.counts() == {step: {name: 1}}
+
+
 @pytest.mark.looptime(start=0)
 async def test_pods_that_never_report_counts_delay_no_other() -> None:
     slow = {

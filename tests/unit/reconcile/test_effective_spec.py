@@ -110,7 +110,7 @@ def worlds(draw: st.DrawFn) -> Snapshot:
             restored=draw(st.sampled_from(["", name])),
         ),
     )
-    live = {names.KEY_MEMORY: state.to_json()}
+    live = {names.KEY_STATE: state.to_json()}
     choice, by_hand = CHOICES[draw(MEASURED)], draw(st.sampled_from(["", "not JSON", '{"x": 1}']))
     if choice is not None:
         live |= data({fingerprint(spec, digests): choice})
@@ -359,7 +359,7 @@ def _seen(
     document["metadata"]["generation"] = 1
     children: dict[tuple[str, str], Object] = {
         ("ConfigMap", names.live_name("sentiment")): {
-            "data": {names.KEY_MEMORY: state.to_json(), **live}
+            "data": {names.KEY_STATE: state.to_json(), **live}
         }
     }
     if image is not None:

@@ -330,11 +330,11 @@ def test_a_number_that_changes_hands_is_no_conflict() -> None:
         assert len(made.serving) == number
     assert conflicts(done) == []
     assert limited(made) == {}
-    assert made.state.replicas.alternating["often"] == 2
+    assert made.state.replicas.alternating["changes"] == 2
     made.pass_time(660)
     declared(made, 4, "")
     passes(made)
-    assert (limited(made), made.state.replicas.alternating["often"]) == ({}, 1), (
+    assert (limited(made), made.state.replicas.alternating["changes"]) == ({}, 1), (
         "of long ago it is no turn"
     )
 
@@ -375,18 +375,18 @@ def test_a_defaulted_field_has_no_manager() -> None:
     "broken",
     [
         {"last": 5},
-        {"last": "a", "often": "3"},
-        {"last": "a", "often": True},
-        {"last": "a", "often": 3, "at": "yesterday"},
-        {"names": []},
+        {"last": "a", "changes": "3"},
+        {"last": "a", "changes": True},
+        {"last": "a", "changes": 3, "at": "yesterday"},
+        {"managers": []},
         [],
     ],
 )
 def test_an_invalid_record_of_alternating_writers_is_discarded(broken: Any) -> None:
     made = world()
     data = made.children["ConfigMap", names.live_name(made.name)]["data"]
-    data[names.KEY_MEMORY] = json.dumps(
-        {**json.loads(data[names.KEY_MEMORY]), "replicas": {"turns": broken}}
+    data[names.KEY_STATE] = json.dumps(
+        {**json.loads(data[names.KEY_STATE]), "replicas": {"alternating": broken}}
     )
     declared(made, 3, "argocd")
     passes(made)

@@ -369,7 +369,7 @@ def test_the_states_of_many_idle_pipelines_are_parsed_once(
     snapshots = [
         Snapshot(
             {"metadata": {"name": "p"}},
-            {("ConfigMap", names.live_name("p")): {"data": {names.KEY_MEMORY: text}}},
+            {("ConfigMap", names.live_name("p")): {"data": {names.KEY_STATE: text}}},
         )
         for text in texts
     ]

@@ -86,7 +86,7 @@ def test_a_deleted_child_of_the_running_revision_comes_back(kind: str, how: str)
 
 @pytest.mark.parametrize("how", HOW)
 def test_everything_deleted_at_once_comes_back(how: str) -> None:
-    """But for the memory of what there was."""
+    """Except for the state."""
     world = broken(how)
     revision = world.deployed
     kept = ("ConfigMap", names.live_name(world.name))

@@ -5,14 +5,12 @@ It stays rolled back, and nothing of such a spec counts as applied.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.support import builders
 from tests.support.worlds import BAD, World
-from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 
 MISSING = {
@@ -152,13 +150,3 @@ def test_a_change_whose_source_came_later_is_no_new_release_of_the_operator(stor
 
 def image(world: World) -> str:
     return str(world.deployment["spec"]["template"]["spec"]["containers"][0]["image"])
-
-
-def test_an_earlier_release_wrote_no_hash_of_the_spec() -> None:
-    world, failed = taken_back(stored=True)
-    live = world.children["ConfigMap", names.live_name(world.name)]
-    state = json.loads(live["data"][names.KEY_MEMORY])
-    del state["revision"]["spec"]
-    live["data"] = {**live["data"], names.KEY_MEMORY: json.dumps(state)}
-    spoil(world, "invalid")
-    stays(world, failed)

@@ -139,7 +139,7 @@ def test_a_known_mismatch_is_kept_although_the_status_has_no_room_for_its_warnin
     assert world.reasons()["Ready"] == "True Succeeded"
 
 
-def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_memory() -> None:
+def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_state() -> None:
     world = Answering(document=builders.document(replicas=1))
     world.settle()
     world.mismatch = WIDE

@@ -130,7 +130,7 @@ def test_a_deleted_child_comes_back(kind: str) -> None:
     key = ("ConfigMap", named[kind]) if kind in named else (kind, world.name)
     before = world.children.pop(key)
     decided = world.step()
-    # The lost memory of what was applied costs one more apply of the Secret.
+    # The lost state of what was applied costs one more apply of the Secret.
     assert kinds(decided) == (["Secret", "ConfigMap"] if kind == "live" else [key[0]])
     for field in ("spec", "data"):
         if kind != "live":
@@ -209,7 +209,7 @@ def test_history_is_pruned_secret_first() -> None:
         for kind in ("Secret", "ConfigMap")
     ]
     assert (
-        set(live(world, names.KEY_MEMORY)["control_secrets"]["digests"])
+        set(live(world, names.KEY_STATE)["control_secrets"]["digests"])
         == set(live(world, names.KEY_RESOLVED))
         == set(revisions[-3:])
     )
@@ -362,7 +362,7 @@ NONSENSE = [
 def test_nonsense_in_the_live_config_map_is_forgotten(text: str) -> None:
     world = World().started()
     revision, counts = world.deployed, live(world, names.KEY_COUNTS)
-    edit_live(world, **{names.KEY_COUNTS: text, names.KEY_MEMORY: text, names.KEY_RESOLVED: text})
+    edit_live(world, **{names.KEY_COUNTS: text, names.KEY_STATE: text, names.KEY_RESOLVED: text})
     world.settle()
     assert (world.deployed, live(world, names.KEY_COUNTS)) == (revision, counts)
     assert world.reasons()["Ready"] == "True Succeeded"
@@ -518,7 +518,7 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        names.KEY_MEMORY,
+        names.KEY_STATE,
         names.KEY_COUNTS,
         names.KEY_PODS,
         names.KEY_PADDING,

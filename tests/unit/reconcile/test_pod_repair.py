@@ -204,6 +204,27 @@ GOOD = looks("good")
 DEAD = looks(*["dead"] * DEAD_PROBES_ALONE)
 
 
+def check_replacement(
+    said: list[str], alone: bool, beside: bool, probed: Pod | None = None
+) -> PodRepairs:
+    """Check whether a pod with these probe outcomes is replaced.
+
+    Args:
+        said: outcomes of the probes.
+        alone: whether it is replaced if no other pod serves.
+        beside: whether it is replaced if another pod serves.
+        probed: pod "a" with other properties than usual.
+
+    Returns:
+        The repairs if another pod serves.
+    """
+    one, broken = probed or pod("a"), looks(*said)
+    assert healed(one, probes={"a": broken}) == (["a"] if alone else [])
+    found = decide(one, pod("b"), probes={"a": broken, "b": GOOD})
+    assert [replaced.name for replaced in found.pods] == (["a"] if beside else [])
+    return found
+
+
 @pytest.mark.parametrize(
     ("said", "alone", "beside"),
     [
@@ -224,9 +245,7 @@ DEAD = looks(*["dead"] * DEAD_PROBES_ALONE)
 def test_a_dead_process_costs_the_pod_its_life_sooner_where_another_serves(
     said: list[str], alone: bool, beside: bool
 ) -> None:
-    broken = looks(*said)
-    assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
-    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (["a"] if beside else [])
+    check_replacement(said, alone, beside)
 
 
 def test_another_pod_that_is_no_better_is_no_reason() -> None:
@@ -346,10 +365,7 @@ def test_a_time_that_cannot_be_read_is_forgotten(text: str) -> None:
 def test_a_pod_whose_device_is_unhealthy_is_replaced_once_inferences_fail(
     said: list[str], alone: bool, beside: bool
 ) -> None:
-    broken = looks(*said)
-    lost = pod("a", device="Unhealthy")
-    assert healed(lost, probes={"a": broken}) == (["a"] if alone else [])
-    found = decide(lost, pod("b"), probes={"a": broken, "b": GOOD})
+    found = check_replacement(said, alone, beside, pod("a", device="Unhealthy"))
     assert [event.reason for event in found.events] == (["DeviceUnhealthy"] if beside else [])
     for event in found.events:
         assert "its device nvidia.com/gpu GPU-1 is unhealthy" in event.note
@@ -387,9 +403,7 @@ def test_the_status_names_an_unhealthy_device(health: str) -> None:
 def test_a_pod_with_full_shared_memory_is_replaced_sooner_where_another_serves(
     said: list[str], alone: bool, beside: bool
 ) -> None:
-    broken = looks(*said)
-    assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
-    found = decide(pod("a"), pod("b"), probes={"a": broken, "b": GOOD})
+    found = check_replacement(said, alone, beside)
     assert [event.reason for event in found.events] == (["SharedMemoryFull"] if beside else [])
 
 
@@ -433,9 +447,7 @@ def test_a_pod_that_does_not_start_again_because_its_shared_memory_is_full_is_re
 def test_a_pod_that_completes_no_inference_is_replaced_sooner_where_another_serves(
     said: list[str], alone: bool, beside: bool
 ) -> None:
-    broken = looks(*said)
-    assert healed(pod("a"), probes={"a": broken}) == (["a"] if alone else [])
-    assert healed(pod("a"), pod("b"), probes={"a": broken, "b": GOOD}) == (["a"] if beside else [])
+    check_replacement(said, alone, beside)
 
 
 def test_probes_that_a_full_queue_rejects_at_once_count_every_ten_seconds() -> None:

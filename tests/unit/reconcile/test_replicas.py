@@ -90,8 +90,8 @@ def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edi
     made = world(**builders.merge(PODS, {"rollout": {"strategy": "Surge"}}))
     made.change(tokenizer={"maxLength": 64}).step()
     live = made.children["ConfigMap", names.live_name(made.name)]["data"]
-    live[names.KEY_MEMORY] = json.dumps(
-        builders.merge(json.loads(live[names.KEY_MEMORY]), {"replicas": {"rollout_pods": edited}})
+    live[names.KEY_STATE] = json.dumps(
+        builders.merge(json.loads(live[names.KEY_STATE]), {"replicas": {"rollout_pods": edited}})
     )
     made.step()
     number = made.deployment["spec"]["replicas"]
@@ -373,8 +373,8 @@ def test_what_is_remembered_of_a_mending_survives_and_can_be_broken() -> None:
         made.now,
     )
     data = made.children["ConfigMap", names.live_name("sentiment")]["data"]
-    data[names.KEY_MEMORY] = json.dumps(
-        builders.merge(json.loads(data[names.KEY_MEMORY]), {"replicas": {"corrected": "yesterday"}})
+    data[names.KEY_STATE] = json.dumps(
+        builders.merge(json.loads(data[names.KEY_STATE]), {"replicas": {"corrected": "yesterday"}})
     )
     assert made.state.replicas.corrected == ""
 

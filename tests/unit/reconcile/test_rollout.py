@@ -202,7 +202,7 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
 
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate"])
-def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) -> None:
+def test_a_lost_state_costs_a_second_try_and_not_the_way_back(strategy: str) -> None:
     """Delete the live ConfigMap during a rollback: the serving revision is known from its pods."""
     world = served(rollout={"strategy": strategy})
     old = world.deployed
@@ -219,7 +219,7 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
 
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
-def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> None:
+def test_a_state_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> None:
     """Delete the live ConfigMap while no pod serves.
 
     The old pod has gone and the new one has not arrived.

@@ -163,7 +163,7 @@ def test_without_a_promise_nothing_is_watched() -> None:
     assert world.reasons()["Ready"] == "True Succeeded"
     assert (
         "slo_guard"
-        not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEMORY]
+        not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_STATE]
     )
 
 

@@ -1,4 +1,4 @@
-"""State of the policies in the live ConfigMap, and the flat document of earlier releases."""
+"""State of the policies in the live ConfigMap."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support import builders
-from tests.support.tuningworld import Tuning
-from tests.support.worlds import World
-from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
-from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 from triton_pipelines.controllers.pipeline.report_state import ScalingReportState, WarningsState
 from triton_pipelines.controllers.pipeline.state import (
-    FLAT_FIELDS,
     STATES,
     ControlSecretsState,
     CpuResizeState,
@@ -35,55 +29,56 @@ from triton_pipelines.controllers.pipeline.state import (
 )
 from triton_pipelines.controllers.pipeline.status_events import transitions
 
-SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
-# Written by the release before this format: a rollout under watch, and a tuning run that waits for
-# the end of the watch.
-RECORDED: dict[str, Any] = {
-    "generation": 2,
-    "proven": "2861b88211",
-    "secrets": {"2861b88211": "d1523f61a5e05901", "ecde444fbb": "16939d9e0a76caac"},
-    "spec": "7875988c8efce99e",
-    "tuning": {
-        "asked": "2026-01-01T12:00:45Z",
+# A state of every policy that has one, apart from those of REPORTS: a rollout under watch, and a
+# tuning run that waits for the end of the watch.
+DOCUMENT: dict[str, dict[str, Any]] = {
+    "revision": {"generation": 2, "desired": "2861b88211", "spec": "7875988c8efce99e"},
+    "rollout": {
+        "mode_revision": "0123456789",
+        "mode": "NoSurge",
+        "verified": "2861b88211",
+        "failed_revision": "fedcba9876",
+        "failed_spec": "00112233",
+        "failed_reason": "RolloutFailed",
+        "failed_message": "no progress within 600 s",
+        "restored": "ecde444fbb",
+        "overdue_revision": "bbbbbbbbbb",
+    },
+    "stalled_rollout": {"revision": "aaaaaaaaaa", "pods": 2},
+    "slo_guard": {
+        "revision": "2861b88211",
+        "predecessor": "ecde444fbb",
+        "before": 40.0,
+        "rate": 50.0,
+        "since": "2026-01-01T12:01:00Z",
+    },
+    "replicas": {
+        "managers": ["argocd", "helm"],
+        "corrected": "2026-01-01T12:02:00+00:00",
+        "alternating": {"last": "argocd", "changes": 2, "at": "2026-01-01T12:02:00+00:00"},
+        "rollout_pods": 3,
+    },
+    "cpu_resize": {"managers": ["vpa-updater"], "corrected": "2026-01-01T12:03:00+00:00"},
+    "pod_repair": {"repaired": "2026-01-01T12:04:00Z", "count": 1, "answered": {"uid-1": 0}},
+    "control_secrets": {
+        "digests": {"2861b88211": "d1523f61a5e05901", "ecde444fbb": "16939d9e0a76caac"}
+    },
+    "tuning_run": {
+        "waiting_since": "2026-01-01T12:00:45Z",
         "request": "monday",
         "serial": 1,
         "state": "Pending",
     },
-    "wanted": "2861b88211",
-    "watch": {
-        "before": 40.0,
-        "predecessor": "ecde444fbb",
-        "rate": 50.0,
-        "revision": "2861b88211",
-        "since": "2026-01-01T12:01:00Z",
-    },
 }
-# The same with every field that such a document may have.
-FLAT: dict[str, Any] = RECORDED | {
-    "mode_revision": "0123456789",
-    "mode": "NoSurge",
-    "failed_revision": "fedcba9876",
-    "failed_spec": "00112233",
-    "failed_reason": "RolloutFailed",
-    "failed_message": "no progress within 600 s",
-    "restored": "ecde444fbb",
-    "stuck": "aaaaaaaaaa",
-    "stuck_pods": 2,
-    "rollout_pods": 3,
-    "mended_manager": "argocd and helm",
-    "mended": "2026-01-01T12:02:00+00:00",
-    "turns": {"last": "argocd", "often": 2, "at": "2026-01-01T12:02:00+00:00"},
-    "resized_manager": "vpa-updater",
-    "resized": "2026-01-01T12:03:00+00:00",
-    "healed": "2026-01-01T12:04:00Z",
-}
+FIELDS = [(policy, name) for policy, document in DOCUMENT.items() for name in document]
+"""Each field of the document, by policy."""
 
-FAILED = {name: FLAT[name] for name in ("failed_revision", "restored")}
+FAILED = {name: DOCUMENT["rollout"][name] for name in ("failed_revision", "restored")}
 
 
-def test_every_field_of_the_flat_document_arrives() -> None:
-    assert set(FLAT) == set(FLAT_FIELDS)
-    assert PipelineState.parse(json.dumps(FLAT)) == PipelineState(
+def test_every_field_of_the_document_arrives() -> None:
+    state = PipelineState.parse(json.dumps(DOCUMENT))
+    assert state == PipelineState(
         RevisionState(2, "2861b88211", "7875988c8efce99e"),
         RolloutState(
             "0123456789",
@@ -94,15 +89,22 @@ def test_every_field_of_the_flat_document_arrives() -> None:
             "RolloutFailed",
             "no progress within 600 s",
             "ecde444fbb",
+            "bbbbbbbbbb",
         ),
         StalledRolloutState("aaaaaaaaaa", 2),
         SloGuardState("2861b88211", "ecde444fbb", 40.0, 50.0, "2026-01-01T12:01:00Z"),
-        ReplicasState(("argocd and helm",), "2026-01-01T12:02:00+00:00", FLAT["turns"], 3),
+        ReplicasState(
+            ("argocd", "helm"),
+            "2026-01-01T12:02:00+00:00",
+            DOCUMENT["replicas"]["alternating"],
+            3,
+        ),
         CpuResizeState(("vpa-updater",), "2026-01-01T12:03:00+00:00"),
-        PodRepairState("2026-01-01T12:04:00Z"),
-        ControlSecretsState(RECORDED["secrets"]),
-        TuningRunState(RECORDED["tuning"]),
+        PodRepairState("2026-01-01T12:04:00Z", 1, {"uid-1": 0}),
+        ControlSecretsState(DOCUMENT["control_secrets"]["digests"]),
+        TuningRunState(DOCUMENT["tuning_run"]),
     )
+    assert json.loads(state.to_json()) == DOCUMENT
 
 
 def _warnings(code: FindingCode) -> tuple[Finding, ...]:
@@ -135,7 +137,7 @@ def test_an_unreadable_entry_of_a_report_is_left_out(entry: Any) -> None:
 
 
 def test_a_state_of_every_policy_survives_being_written() -> None:
-    state = PipelineState.parse(json.dumps(FLAT)).with_states(*REPORTS)
+    state = PipelineState.parse(json.dumps(DOCUMENT)).with_states(*REPORTS)
     assert PipelineState.parse(state.to_json()) == state
     assert set(json.loads(state.to_json())) == set(STATES) == {f.name for f in fields(state)}
 
@@ -146,89 +148,57 @@ def test_what_cannot_be_read_counts_as_empty(text: str | None) -> None:
     assert PipelineState().to_json() == "{}"
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize(("policy", "name"), FIELDS)
 @pytest.mark.parametrize("value", [7.5, "x", [], {"a": {}}, None, True])
-def test_no_edit_of_a_field_breaks_the_rest(name: str, value: Any) -> None:
-    policy = FLAT_FIELDS[name][0]
-    edited = PipelineState.parse(json.dumps({**FLAT, name: value}))
-    known = PipelineState.parse(json.dumps(FLAT))
+def test_no_edit_of_a_field_breaks_the_rest(policy: str, name: str, value: Any) -> None:
+    document = DOCUMENT | {policy: {**DOCUMENT[policy], name: value}}
+    edited, known = (PipelineState.parse(json.dumps(one)) for one in (document, DOCUMENT))
     assert replace(edited, **{policy: getattr(known, policy)}) == known
 
 
-def downgrade(world: World) -> None:
-    """Write the state as the release before this format did."""
-    data = world.children["ConfigMap", names.live_name(world.name)]["data"]
-    nested = json.loads(data[names.KEY_MEMORY])
-    flat = {
-        name: nested[policy] if not part else nested[policy][part]
-        for name, (policy, part) in FLAT_FIELDS.items()
-        if policy in nested and (not part or part in nested[policy])
-    }
-    data[names.KEY_MEMORY] = json.dumps(flat, sort_keys=True)
-
-
-def flat_part(state: PipelineState) -> PipelineState:
-    """Return the part of a state that the flat document has."""
-    return replace(state, pod_repair=replace(state.pod_repair, answered={}))
-
-
-def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone() -> None:
-    world = Tuning(builders.document(slo=SLO)).settle()
-    world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
-    world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
-    before = world.state
-    assert before.slo_guard.since
-    assert before.tuning_run.document
-    downgrade(world)
-    assert world.state == flat_part(before)
-    decided = world.step()
-    assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name(world.name)]
-    assert (decided.delete, decided.clear, decided.tuning_objects, decided.action_events) == (
-        (),
-        (),
-        (),
-        (),
+@pytest.mark.parametrize("policy", DOCUMENT)
+@pytest.mark.parametrize("value", [7.5, "x", [], {"a": {}}, None, True])
+def test_no_edit_of_a_policys_state_breaks_the_rest(policy: str, value: Any) -> None:
+    edited, known = (
+        PipelineState.parse(json.dumps(one)) for one in (DOCUMENT | {policy: value}, DOCUMENT)
     )
-    assert world.step().is_empty
+    assert replace(edited, **{policy: getattr(known, policy)}) == known
 
 
-def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
-    plain, upgraded = (World(builders.document(replicas=2), room=2).started() for _ in range(2))
-    for world in (plain, upgraded):
-        world.change(tokenizer={"maxLength": 64})
-    for _ in range(12):
-        for world in (plain, upgraded):
-            world.step()
-            world.pass_time(5).control().run_pods()
-        downgrade(upgraded)
-        assert flat_part(upgraded.state) == flat_part(plain.state)
-        assert upgraded.deployment["spec"] == plain.deployment["spec"]
-        assert upgraded.status == plain.status
+@pytest.mark.parametrize("managers", ["argocd", 7, {"argocd": 1}, [7, "", None]])
+@pytest.mark.parametrize("policy", ["replicas", "cpu_resize"])
+def test_managers_that_are_not_a_list_of_names_own_nothing(policy: str, managers: Any) -> None:
+    state = PipelineState.parse(json.dumps({policy: {"managers": managers}}))
+    assert getattr(state, policy).others.owners == ""
 
 
-@pytest.mark.parametrize(
-    ("former", "present"),
-    [
-        ("SLOBroken", "SLOViolated"),
-        ("NotRagged", "RaggedUnsupported"),
-        ("BatchingDefeated", "BatchingIneffective"),
-        *((reason, reason) for reason in Reason),
-    ],
-)
-def test_a_rollback_of_any_former_reason_is_remembered(former: str, present: str) -> None:
-    flat = PipelineState.parse(json.dumps(FLAT | {"failed_reason": former})).rollout
-    nested = PipelineState.parse(json.dumps({"rollout": {**FAILED, "failed_reason": former}}))
-    for rollout in (flat, nested.rollout):
-        assert (rollout.failed_reason, rollout.target("fedcba9876")) == (present, "ecde444fbb")
+def test_keys_of_no_policy_are_ignored() -> None:
+    unknown = {"restored": "ecde444fbb", "a_later_policy": {"revision": "2861b88211"}}
+    assert PipelineState.parse(json.dumps(unknown)) == PipelineState()
 
 
-def test_a_former_reason_in_the_status_causes_no_event() -> None:
+@pytest.mark.parametrize("reason", Reason)
+def test_a_rollback_of_any_reason_is_remembered(reason: Reason) -> None:
+    state = PipelineState.parse(json.dumps({"rollout": {**FAILED, "failed_reason": reason}}))
+    rollout = state.rollout
+    assert (rollout.failed_reason, rollout.target("fedcba9876")) == (reason.value, "ecde444fbb")
+
+
+def test_a_rollback_of_an_unknown_reason_is_forgotten() -> None:
+    """The reason was edited, or is one of a later release."""
+    document = {"rollout": {**FAILED, "failed_reason": "ReasonOfALaterRelease"}}
+    rollout = PipelineState.parse(json.dumps(document)).rollout
+    assert (rollout.failed_reason, rollout.target("fedcba9876")) == ("", "fedcba9876")
+
+
+@pytest.mark.parametrize("reason", ["ReasonOfALaterRelease", "", 7, None, ["Succeeded"]])
+def test_an_unknown_reason_in_the_previous_status_counts_as_another(reason: Any) -> None:
     before, after = (
-        {"conditions": [{"type": "Ready", "status": "False", "reason": reason, "message": "slow"}]}
-        for reason in ("SLOBroken", "SLOViolated")
+        {"conditions": [{"type": "Ready", "status": "False", "reason": one, "message": "slow"}]}
+        for one in (reason, "SLOViolated")
     )
-    assert transitions(before, after) == []
-    assert [event.reason for event in transitions({}, after)] == ["SLOViolated"]
+    assert [event.reason for event in transitions(before, after)] == ["SLOViolated"]
+    assert transitions(after, after) == []
 
 
 @pytest.mark.parametrize("depth", [65, 500, 900, 5_000])

@@ -18,7 +18,7 @@ def edited(number, length):
     state = f'{{"tuning_run": {{"request": "{number}", "items": [{items}]}}}}'
     record = f'{{"serverImage": "{number}", "template": {{"items": [{items}]}}}}'
     children = {
-        ("ConfigMap", names.live_name("p")): {"data": {names.KEY_MEMORY: state}},
+        ("ConfigMap", names.live_name("p")): {"data": {names.KEY_STATE: state}},
         ("ConfigMap", names.revision_name("p", REVISION)): {"data": {names.KEY_TEMPLATE: record}},
     }
     return Snapshot({"metadata": {"name": "p", "namespace": "n"}}, children)

@@ -191,7 +191,7 @@ def test_what_the_loader_refused_goes_before_what_was_measured() -> None:
     run(onnx, {"spec": {"tokenizer": {"padding": "Longest"}}})
     (fingerprint,) = choices(onnx)
     onnx.children["ConfigMap", names.live_name(onnx.name)]["data"][key] = json.dumps(
-        {fingerprint: {"mode": "Ragged", "said": "measured: Ragged", "at": LATER}}
+        {fingerprint: {"mode": "Ragged", "figures": "measured: Ragged", "at": LATER}}
     )
     onnx.step()
     assert padding(onnx) == ("Ragged", "measured: Ragged")
@@ -325,7 +325,7 @@ def test_a_record_that_the_pipeline_cannot_have_is_not_taken() -> None:
     profiles = [{"min": 1, "max": 512, "maxBatchSize": 64}]
     world = run(world_of(model=PLAN | {"lengths": {"profiles": profiles}}), PADDING)
     (fingerprint,) = choices(world)
-    data = {fingerprint: {"mode": "Ragged", "said": "by hand", "at": LATER}}
+    data = {fingerprint: {"mode": "Ragged", "figures": "by hand", "at": LATER}}
     world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEASURED_PADDING] = (
         json.dumps(data)
     )
@@ -438,7 +438,7 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["mode", "buckets", "said", "request", "at", "revertReason"]),
+        st.sampled_from(["mode", "buckets", "figures", "request", "at", "revert_reason"]),
         st.none() | st.text() | st.lists(st.integers() | st.booleans()),
     )
 )

@@ -351,7 +351,7 @@ def test_a_deleted_job_is_not_made_again() -> None:
 
 
 def test_a_job_that_was_never_made_is_made() -> None:
-    """The operator was killed between the memory and the Job."""
+    """The operator was killed between the record and the Job."""
     world = asked().canary_ready()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]

@@ -20,8 +20,7 @@ from triton_pipelines.compile.graph import build, check, lint
 from triton_pipelines.compile.render import render
 from triton_pipelines.compile.render.errors import RefusedError
 from triton_pipelines.compile.render.model_config import parse as parse_config
-from triton_pipelines.compile.render.objects import deployment
-from triton_pipelines.compile.render.render import config_map
+from triton_pipelines.compile.render.objects import deployment, revision_config_map
 from triton_pipelines.compile.validation import validate_repository
 
 QUICK = settings(
@@ -264,7 +263,7 @@ def _rendered(
     assert json.loads(revision.data["deployment.json"])["template"] == revision.template
     for item in (
         deployment(pipeline, revision.template, RolloutStrategy.SURGE, 1),
-        config_map(pipeline, revision),
+        revision_config_map(pipeline, revision.name, revision.data),
     ):
         validate(item)
     again, _ = parse(json.loads(json.dumps(resource)))

@@ -12,10 +12,11 @@ from tests.support.builders import SHA256, built, options
 from triton_pipelines.api.loadplan import FetchKind, LoadPlan
 from triton_pipelines.compile.render import render as _render_function  # noqa: F401
 from triton_pipelines.compile.render.errors import RenderError
-from triton_pipelines.compile.render.render import config_map
+from triton_pipelines.compile.render.objects import revision_config_map
+from triton_pipelines.compile.render.render import Revision
 
 # The package's attribute of this name is a function.
-MODULE = sys.modules[config_map.__module__]
+MODULE = sys.modules[Revision.__module__]
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}, "source": None}
 
 SAME: dict[str, dict[str, Any]] = {
@@ -195,7 +196,7 @@ def test_default_images_stand_in_the_template_all_the_same() -> None:
 def test_the_config_map_holds_plan_files_and_template() -> None:
     one = built()
     revision = one.render()
-    stored = config_map(one.pipeline, revision)
+    stored = revision_config_map(one.pipeline, revision.name, revision.data)
     assert stored["immutable"] is True
     assert stored["metadata"]["name"] == f"sentiment-{revision.name}"
     plan = LoadPlan.model_validate_json(stored["data"]["plan.json"])

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.builders import SERVER_IMAGE, built, document, options
+from tests.support.messages import Messages
 from tests.support.schemas import validate
-from triton_pipelines.api import parse
+from triton_pipelines.api import Finding, parse
 from triton_pipelines.compile.graph import build, check
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.drain import exit_timeout_seconds
@@ -16,6 +17,7 @@ from triton_pipelines.compile.graph.quantities import bytes_of
 from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.compile.render import review
 from triton_pipelines.compile.render.objects import deployment, headless_service, service
+from triton_pipelines.compile.validation import RuleId
 
 MI = 2**20
 
@@ -525,3 +527,45 @@ def test_a_step_of_another_family_decides_on_the_image() -> None:
     llm = built(families, tokenizer=None, postprocess=None, model=model)
     assert llm.render().server_image == "v:25.01"
     assert built(families).render().server_image == SERVER_IMAGE
+
+
+# --- Rate limiter ---------------------------------------------------------------------------------
+
+
+def limited(*arguments: str) -> list[Finding]:
+    """Findings for a resource that only one of two steps shares between devices."""
+    resource = {"name": "memory", "count": 4}
+    shared, own = (
+        {"configPatch": {"instanceGroup": [{"rateLimiter": {"resources": [item]}}]}}
+        for item in ({**resource, "global": True}, resource)
+    )
+    one = built(tokenizer=shared, model=own, server={"args": list(arguments)})
+    assert one.findings == []
+    return review(one.pipeline, one.graph, one.options)
+
+
+def test_a_resource_of_the_rate_limiter_is_global_in_all_steps_or_in_none(
+    messages: Messages,
+) -> None:
+    (finding,) = limited("--rate-limit=execution_count")
+    assert finding.path == "spec.model.configPatch.instance_group"
+    assert finding.code == RuleId.RATE_LIMITER
+    assert finding.config_place == "model: instance_group[0].rate_limiter.resources[0].global"
+    messages.check(str(finding))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "enabled"),
+    [
+        ((), False),
+        (("--rate-limit=off",), False),
+        (("--rate-limit-resource=memory:4",), False),
+        (("--rate-limit=Execution_Count",), True),
+        (("--rate-limit=off", "--log-verbose=1", "--rate-limit=execution_count"), True),
+        (("--rate-limit=execution_count", "--rate-limit=OFF"), False),
+    ],
+)
+def test_resources_matter_only_to_a_server_that_limits_rates(
+    arguments: tuple[str, ...], enabled: bool
+) -> None:
+    assert bool(limited(*arguments)) is enabled

@@ -45,7 +45,6 @@ def said(repository: Repository, **facts: Any) -> list[Violation]:
         "gpus": 0,
         "files": files,
         "backends": backends,
-        "agents": frozenset[str](),
         "root": ROOT,
     }
     return validate_repository(placed.configs, ServerFacts(**{**known, **facts}))

@@ -336,6 +336,37 @@ def test_a_stall_grows_once_and_is_then_named(messages: Messages) -> None:
     assert decided(stalled, 9, state=sleeping).steps[0].count == 9
 
 
+def rejecting(rate: float, now: float) -> PipelineSample:
+    """A step that rejects every request, and whose queue is empty."""
+    quiet = sample(QUIET, now=now)
+    scrapes = tuple(
+        replace(
+            scrape,
+            models={
+                name: replace(one, rejected=rate * (scrape.at - NOW + 1e5))
+                for name, one in scrape.models.items()
+            },
+        )
+        for scrape in quiet.pods["pod-0"].scrapes
+    )
+    return PipelineSample({"pod-0": PodHistory(scrapes)}, INTERVAL)
+
+
+@pytest.mark.parametrize("service", [None, 0.010])
+def test_a_step_that_rejects_every_request_is_not_idle(
+    service: float | None, messages: Messages
+) -> None:
+    state = ScalingState(steps={TOKENIZER: StepState(desired=6, service=service)})
+    for now in (NOW + age for age in range(0, 400, 5)):
+        done = decided(rejecting(50.0, now), 6, state=state, now=now)
+        assert done.steps[0].count == 6
+        assert done.verdict is not Verdict.IDLE
+        state = done.state
+    assert done.verdict is Verdict.NO_PROGRESS
+    messages.check(done.steps[0].reason)
+    assert decided(rejecting(0.0, NOW), 6).verdict is Verdict.IDLE
+
+
 FULL = Flow(rate=300, service=0.95 / 300, pending=400, batch=64)
 
 

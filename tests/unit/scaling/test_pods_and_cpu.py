@@ -267,7 +267,7 @@ def test_what_is_no_longer_owned_is_forgotten() -> None:
     assert adopt_recorded(ScalingState(), BOUNDS, None, None) == ScalingState()
 
 
-# --- memory ---------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------
 
 times = st.integers(0, 20_000_000_000).map(lambda tenths: tenths / 10)
 optional = st.one_of(st.none(), times)
@@ -281,7 +281,7 @@ counts = st.integers(1, 2**31 - 1)
     counts,
     st.lists(st.tuples(st.text(max_size=36), st.text(max_size=60), counts, counts), max_size=16),
 )
-def test_memory_survives_a_restart(
+def test_state_survives_a_restart(
     pods_: int,
     wanted: int,
     pressed: float | None,
@@ -310,7 +310,7 @@ def test_memory_survives_a_restart(
         '{"desired": 2, "infeasible": [[1, 2], "x"]}',
     ],
 )
-def test_broken_memory_is_left_out(broken: str) -> None:
+def test_broken_state_is_left_out(broken: str) -> None:
     found = loads(
         f'{{"version": 1, "steps": {{}}, "history": [], "pods": {broken}, "cpu": {broken}}}'
     )
@@ -318,7 +318,7 @@ def test_broken_memory_is_left_out(broken: str) -> None:
     assert found.cpu in (None, CpuLimitState(StepState(desired=2)))
 
 
-def test_a_long_memory_stays_small_and_keeps_the_numbers() -> None:
+def test_a_long_state_stays_small_and_keeps_the_numbers() -> None:
     wants = tuple((NOW + number * 5, number % 900 + 1) for number in range(60))
     steps = {
         f"step-{number}": StepState(

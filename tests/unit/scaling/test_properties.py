@@ -23,7 +23,7 @@ from tests.support.flows import (
     rested,
     sample,
 )
-from triton_pipelines.autoscaling import state_json as memories
+from triton_pipelines.autoscaling import state_json
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
@@ -73,7 +73,7 @@ bounds = st.builds(
 )
 
 
-def memory_of(count: int, **given_fields: object) -> ScalingState:
+def state_of(count: int, **given_fields: object) -> ScalingState:
     return ScalingState(steps={TOKENIZER: StepState(desired=count, service=0.010, **given_fields)})  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def whole(
     state: ScalingState | None = None,
     pods: int = 1,
 ) -> ScalingDecision:
-    chosen = state if state is not None else memory_of(count)
+    chosen = state if state is not None else state_of(count)
     return decide(
         given_limits if given_limits is not None else limits(),
         chosen,
@@ -114,7 +114,7 @@ def test_counts_stay_within_bounds_and_growth_within_the_cap(
     count: int,
     rest: bool,
 ) -> None:
-    state = rested(memory_of(count), 1) if rest else memory_of(count)
+    state = rested(state_of(count), 1) if rest else state_of(count)
     step = whole(sample(flow, gpu, usage=usage), count, given_limits, state).steps[0]
     low, high = given_limits.steps[0].low, given_limits.steps[0].high
     assert low <= step.count <= high
@@ -158,7 +158,7 @@ def test_missing_stale_or_partial_samples_never_lower_a_count(
     count: int,
     fallback: Fallback,
 ) -> None:
-    state = replace(rested(memory_of(count), 1), outage_since=NOW - 1000)
+    state = replace(rested(state_of(count), 1), outage_since=NOW - 1000)
     assert (
         count_of(
             broken(sample(flow, pods=2)),
@@ -189,7 +189,7 @@ def test_impossible_values_never_lower_a_count(
         count_of(
             replace(seen, pods={"pod-0": PodHistory(tuple(scrapes))}),
             count,
-            state=rested(memory_of(count), 1),
+            state=rested(state_of(count), 1),
         )
         >= count
     )
@@ -205,7 +205,7 @@ def test_more_load_never_means_fewer(
     assume(
         less > 0 or pending == 0
     )  # nothing completes while something waits: a stall, which is not less load
-    state = rested(memory_of(count), 1) if rest else memory_of(count)
+    state = rested(state_of(count), 1) if rest else state_of(count)
     few, many = (
         count_of(sample(Flow(rate=rate, pending=pending)), count, state=state)
         for rate in (less, more)
@@ -218,7 +218,7 @@ def test_a_longer_queue_never_means_fewer(
     rate: float, one: float, other: float, count: int, rest: bool
 ) -> None:
     short, long = sorted((one, other))
-    state = rested(memory_of(count), 1) if rest else memory_of(count)
+    state = rested(state_of(count), 1) if rest else state_of(count)
     few, many = (
         count_of(sample(Flow(rate=rate, pending=pending)), count, state=state)
         for pending in (short, long)
@@ -251,7 +251,7 @@ def test_no_growth_before_a_scrape_of_the_last_one(
         count_of(
             seen,
             count,
-            state=replace(memory_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0),
+            state=replace(state_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0),
         )
         <= count
     )
@@ -262,7 +262,7 @@ def test_nothing_moves_while_a_change_is_on_its_way(
     flow: Flow, desired: int, shown: int, ago: float
 ) -> None:
     assume(desired != shown)
-    state = rested(memory_of(desired, last_change=NOW - ago), 1)
+    state = rested(state_of(desired, last_change=NOW - ago), 1)
     assert count_of(sample(flow), shown, state=state) == desired
 
 
@@ -307,7 +307,7 @@ def test_k_times_the_pods_with_k_times_the_load_have_the_same_count(
 
 @given(st.floats(0, 800), counted, st.integers(2, 15))
 def test_a_reset_or_a_new_pod_never_lowers_a_count(rate: float, count: int, scrapes: int) -> None:
-    state = rested(memory_of(count), 1)
+    state = rested(state_of(count), 1)
     seen = sample(Flow(rate=rate), pods=2)
     young = PodHistory(seen.pods["pod-1"].scrapes[-scrapes:])
     assume(scrapes * INTERVAL < 48)
@@ -358,7 +358,7 @@ def test_bound_by_the_gpu_or_the_cpu_never_grows(
 @given(st.integers(2, 12), st.integers(1, 3))
 def test_idle_reaches_the_minimum(count: int, low: int) -> None:
     assume(low <= count)
-    state = memory_of(count, last_up=NOW)
+    state = state_of(count, last_up=NOW)
     for number in range(200):
         now = NOW + 5 * number
         done = decide(limits(low=low), state, sample(QUIET, now=now), counts(count), names(1), now)
@@ -385,7 +385,7 @@ def test_a_replay_is_the_same_to_the_bit_across_a_restart(
             done = decide(limits(), state, given_sample, counts(count), names(1), now)
             state, count = done.state, done.steps[0].count
             if restarted and number == restart:
-                state = memories.loads(memories.dumps(state))
+                state = state_json.loads(state_json.dumps(state))
             seen.append((count, done.verdict))
         return seen
 
@@ -395,5 +395,5 @@ def test_a_replay_is_the_same_to_the_bit_across_a_restart(
 def test_the_properties_reach_growth_and_shrinking() -> None:
     """The strategies above are not so tame that nothing ever moves."""
     assert count_of(sample(Flow(rate=200, pending=500)), 2) > 2
-    assert count_of(sample(Flow(rate=20)), 9, state=rested(memory_of(9), 1)) < 9
+    assert count_of(sample(Flow(rate=20)), 9, state=rested(state_of(9), 1)) < 9
     assert MODEL in sample(QUIET).pods["pod-0"].scrapes[0].models

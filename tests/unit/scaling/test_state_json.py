@@ -34,6 +34,7 @@ FULL = StepState(
     growth_held=(T + 2, GROWTH),
     stalled_since=T + 4,
     cap=9,
+    memory_held=(T + 5, 7, 4294967296.0),
 )
 
 
@@ -88,7 +89,7 @@ def test_what_cannot_be_read_is_nothing(text: str | None) -> None:
 def test_a_broken_part_is_left_out_alone() -> None:
     document = json.loads(dumps(state(2)))
     document["steps"]["step-0"].update(
-        service=-1, wants=[1, "x"], turns="no", frozen=[1], direction=9, unknown=[1]
+        service=-1, demands=[1, "x"], reversals="no", growth_held=[1], direction=9, unknown=[1]
     )
     document["steps"]["step-9"] = {"desired": 0}
     document["history"][0] = ["?"]
@@ -121,23 +122,24 @@ json_values = st.recursive(
 FIELDS = [
     "desired",
     "service",
-    "wants",
+    "demands",
     "counts",
-    "lastUp",
-    "lastChange",
-    "turns",
+    "last_up",
+    "last_change",
+    "reversals",
     "direction",
     "growth",
-    "frozen",
-    "stalled",
+    "growth_held",
+    "stalled_since",
     "cap",
+    "memory_held",
 ]
 
 
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["version", "steps", "history", "actuation", "lastFresh", "blind", "revision"]
+            ["version", "steps", "history", "actuation", "last_fresh", "outage_since", "revision"]
         ),
         json_values,
     ),
@@ -154,10 +156,10 @@ def test_reading_never_fails_and_what_is_read_can_be_written(
         assert loads(dumps(read)).steps.keys() == read.steps.keys()
 
 
-def test_documents_of_earlier_releases_are_read() -> None:
-    """The keys of the stored document do not follow the names of the fields."""
+def test_the_document_has_these_keys() -> None:
+    """They are a stored format: another release reads what this one writes."""
     growth = [1700000000.0, 2, 4, 150.0, 0.01, 4.0]
-    scale = {"desired": 3, "wants": [17000000000, 2, 30, 5], "turns": [1700000001.0]}
+    scale = {"desired": 3, "demands": [17000000000, 2, 30, 5], "reversals": [1700000001.0]}
     document = {
         "version": 1,
         "revision": "r1",
@@ -166,20 +168,20 @@ def test_documents_of_earlier_releases_are_read() -> None:
                 **scale,
                 "service": 0.01,
                 "counts": [17000000000, 2],
-                "lastUp": 1700000002.0,
-                "lastChange": 1700000003.0,
+                "last_up": 1700000002.0,
+                "last_change": 1700000003.0,
                 "direction": 1,
                 "growth": growth,
-                "frozen": [1700000004.0, growth],
-                "stalled": 1700000005.0,
+                "growth_held": [1700000004.0, growth],
+                "stalled_since": 1700000005.0,
                 "cap": 8,
             }
         },
         "history": [[1700000006.0, "tokenizer", 2, 3, "TokenizerBound: full"]],
         "actuation": 0.4,
-        "lastFresh": 1700000007.0,
-        "blind": 1700000008.0,
-        "pods": {**scale, "wanted": 4, "pressed": 1700000009.0},
+        "last_fresh": 1700000007.0,
+        "outage_since": 1700000008.0,
+        "pods": {**scale, "demand": 4, "pressed_since": 1700000009.0},
         "cpu": {**scale, "infeasible": [["uid", "node", 4000, 2000]]},
     }
     read = loads(json.dumps(document))

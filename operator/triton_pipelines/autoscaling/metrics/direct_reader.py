@@ -141,6 +141,11 @@ class DirectReader:
             return f"{_words(error)}; {_CHECK_NETWORK}"
         except MetricsPageError as error:
             return str(error)
+        known = self._histories.scrapes(pod)
+        if known and known[-1].at > at:
+            # The clock was set back. Without this, no scrape would count as newer until it caught
+            # up.
+            self._histories.forget(pod)
         self._histories.add(pod, scrape, one.slow)
         self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""

@@ -93,9 +93,9 @@ def counters(connection: Connection, group: PodGroup, seconds: float) -> str:
 def usage(connection: Connection, group: PodGroup, seconds: float) -> list[str]:
     """Return queries for the usage of the server's containers and GPUs, in as few as possible.
 
-    The figures are CPU and throttling (over ``seconds``), memory, and GPU utilization; each is
-    labeled with its name and pod. Of several series of a pod the highest is used and not their sum,
-    because two scrapers of the same node would double it.
+    The figures are CPU and throttling (over ``seconds``), memory (at most ``seconds`` old), and GPU
+    utilization; each is labeled with its name and pod. Of several series of a pod the highest is
+    used and not their sum, because two scrapers of the same node would double it.
     """
     box, own = connection.container_labels, connection.labels
     fixed = _matchers(connection.matchers)
@@ -115,9 +115,10 @@ def usage(connection: Connection, group: PodGroup, seconds: float) -> list[str]:
             (PERIODS, "container_cpu_cfs_periods_total"),
         )
     ]
-    parts.append(
-        _figure(MEMORY, f"max by ({by_box}) (container_memory_working_set_bytes{{{containers}}})")
-    )
+    # cAdvisor's samples have times of their own, so an instant query would still return the last
+    # one for five minutes after cAdvisor is gone.
+    memory = f"last_over_time(container_memory_working_set_bytes{{{containers}}}[{seconds:.0f}s])"
+    parts.append(_figure(MEMORY, f"max by ({by_box}) ({memory})"))
     triton = ",".join([*fixed, *_places(own.namespace, own.pod, group)])
     parts.append(_figure(GPU, _mean(f"{own.namespace},{own.pod}", "nv_gpu_utilization", triton)))
     plain = ",".join([*fixed, *_places("namespace", "pod", group), 'exported_pod=""'])

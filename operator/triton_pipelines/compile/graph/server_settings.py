@@ -41,6 +41,8 @@ TRACE_ARGUMENTS = frozenset(
     }
 )
 CACHE_ARGUMENTS = frozenset({"--cache-config", "--response-cache-byte-size"})
+# Cannot be abbreviated, because the name of --rate-limit-resource begins with it.
+RATE_LIMIT_ARGUMENT = "--rate-limit"
 METRICS_ARGUMENT = "--metrics-config"
 # Its settings for reported latencies, and our values: the median and the p99 of the last minute,
 # the latter to a thousandth (each quantile adds a small cost to every request).
@@ -224,6 +226,19 @@ def cache_argument(pipeline: InferencePipeline) -> str | None:
         (item for item in pipeline.spec.server.args if same_flag(flag_of(item), CACHE_ARGUMENTS)),
         None,
     )
+
+
+def limits_rates(pipeline: InferencePipeline) -> bool:
+    """Return whether the user's arguments enable Triton's rate limiter, which is off by default.
+
+    As in Triton, the last argument takes effect, and its value may have capital letters.
+    """
+    values = [
+        item.partition("=")[2].lower()
+        for item in pipeline.spec.server.args
+        if flag_of(item) == RATE_LIMIT_ARGUMENT
+    ]
+    return bool(values) and values[-1] == "execution_count"
 
 
 def cache_bytes(graph: Graph) -> int:

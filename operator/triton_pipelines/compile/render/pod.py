@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from triton_pipelines.api import names
@@ -43,6 +44,12 @@ DEFAULT_ENVIRONMENT = {
     names.ENV_BLAS_THREADS: "1",
     "HOME": "/tmp",  # noqa: S108
 }
+
+
+def server_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return Triton's container of a pod or pod template; an empty one without it."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    return next((item for item in containers if item.get("name") == names.CONTAINER_SERVER), {})
 
 
 def template(

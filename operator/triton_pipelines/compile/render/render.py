@@ -19,14 +19,17 @@ from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.options import Options
-from triton_pipelines.compile.graph.server_settings import default_image, server_version
+from triton_pipelines.compile.graph.server_settings import (
+    default_image,
+    limits_rates,
+    server_version,
+)
 from triton_pipelines.compile.validation import ServerFacts
 from triton_pipelines.compile.validation.server_facts import OLDEST
 
 from .errors import RefusedError, RenderError
 from .model_config import configs
 from .model_repository import load_plan, repository
-from .objects import revision_config_map
 from .pod import template
 
 CONFIG_MAP_LIMIT = (
@@ -165,13 +168,10 @@ def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
     release = server_version(pipeline.spec.server.version, image)
     # The number of GPUs of a claim is unknown here; its template defines it.
     return ServerFacts(
-        release=release or OLDEST, gpus=gpu.count if gpu.claim_template is None else None
+        release=release or OLDEST,
+        gpus=gpu.count if gpu.claim_template is None else None,
+        rate_limiting=limits_rates(pipeline),
     )
-
-
-def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
-    """Return the ConfigMap of the revision."""
-    return revision_config_map(pipeline, revision.name, revision.data)
 
 
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from triton_pipelines.compile.graph.server_settings import without_tls
 
 from .network_policies import egress_fields, operator_peer
 from .objects import owner, strategy
-from .pod import UID
+from .pod import UID, server_container
 from .pod_volumes import mounted_tls
 
 # Total time limit of a Job in seconds. Quick measures for less than three minutes; the rest is for
@@ -301,9 +301,6 @@ def _tuner_volumes(pipeline: InferencePipeline, run: str, revision: str) -> list
 
 def _cores(template: Mapping[str, Any]) -> float:
     """Return the CPU cores that Triton may use in a pod; 0 without a limit."""
-    containers = (template.get("spec") or {}).get("containers") or ()
-    server: Mapping[str, Any] = next(
-        (item for item in containers if item.get("name") == names.CONTAINER_SERVER), {}
-    )
-    limit = ((server.get("resources") or {}).get("limits") or {}).get("cpu")
+    resources = server_container(template).get("resources") or {}
+    limit = (resources.get("limits") or {}).get("cpu")
     return millis(str(limit)) / 1000 if limit else 0.0

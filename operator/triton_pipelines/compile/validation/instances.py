@@ -94,6 +94,10 @@ def _profile(profile: str, path: str, identity: Identity, findings: ViolationCol
         )
 
 
+def _scope(globally: bool) -> str:
+    return "global" if globally else "per device"
+
+
 def check_resources(
     configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
 ) -> None:
@@ -111,6 +115,6 @@ def check_resources(
                     findings[model].add(
                         path,
                         RuleId.RATE_LIMITER,
-                        f"resource {resource.name!r} is global in one place and per device in"
-                        f" another ({where}); use the same scope in both",
+                        f"resource {resource.name!r} is {_scope(globally)} here, but"
+                        f" {_scope(first)} in {where}; use the same value of global in both",
                     )

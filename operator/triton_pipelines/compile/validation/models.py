@@ -41,7 +41,6 @@ def check(
     _metrics(config, findings)
     _metric_tags(config, findings)
     _labels(name, config, facts, findings)
-    _agents(config, facts, findings)
     _enums(config, "", findings)
     if identity.platform != ENSEMBLE:
         _strategy(name, config, facts, findings)
@@ -300,18 +299,6 @@ def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationColle
                 RuleId.LABELS,
                 f"the model's directory has no file {output.label_filename!r}; add the "
                 "file, or omit label_filename",
-            )
-
-
-def _agents(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
-    for index, agent in enumerate(config.model_repository_agents.agents):
-        if facts.agents is not None and agent.name not in facts.agents:
-            path = f"model_repository_agents.agents[{index}].name"
-            findings.add(
-                path,
-                RuleId.REPOSITORY_AGENT,
-                f"the server has no repository agent {agent.name!r}; use one of "
-                f"its agents: {listed(sorted(facts.agents))}",
             )
 
 

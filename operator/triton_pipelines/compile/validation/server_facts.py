@@ -28,9 +28,11 @@ class ServerFacts:
     gpus: int | None = None
     """GPUs that the server sees; 0 for a server on CPUs; None if unknown."""
     backends: Mapping[str, frozenset[str]] | None = None
-    """Names of the files in each backend's folder, by backend."""
-    agents: frozenset[str] | None = None
-    """Names of the server's repository agents."""
+    """Names of the files in each backend's folder, by backend.
+
+    The product cannot read the image, so only the differential test knows them. With them, it
+    distinguishes a refusal because of files in the image from a missing rule.
+    """
     files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Size in bytes of each file: model → path below its folder → size.
 

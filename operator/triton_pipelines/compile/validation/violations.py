@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from triton_pipelines.api.wording import first_of
+
 
 class RuleId(StrEnum):
     """Ids of rules, grouped by the modules that check them.
@@ -29,7 +31,6 @@ class RuleId(StrEnum):
     RESPONSE_CACHE = "response-cache"
     BATCH_STRATEGY = "batch-strategy"
     BATCH_STRATEGY_FOLDER = "batch-strategy-folder"
-    REPOSITORY_AGENT = "repository-agent"
     LABELS = "labels"
     LABELS_FOLDER = "labels-folder"
     ENUM_VALUE = "enum-value"
@@ -132,9 +133,7 @@ def keyed(path: str, key: object) -> str:
 
 def listed(words: Iterable[object]) -> str:
     """Return ``a, b, c`` with at most eight words, or ``none`` if there are none."""
-    texts = [str(word) for word in words]
-    more = f" and {len(texts) - 8} more" if len(texts) > 8 else ""
-    return ", ".join(texts[:8]) + more if texts else "none"
+    return first_of([str(word) for word in words], 8) or "none"
 
 
 def shape(dims: Sequence[int]) -> str:

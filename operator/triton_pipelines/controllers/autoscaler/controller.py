@@ -225,10 +225,10 @@ class Autoscaler:
 
     def _clear(self, key: Key, state: PipelineScalingState) -> None:
         """Clear the scaling state of a pipeline without a scalable step."""
-        if state.memory is None and not state.pods:
+        if state.scaling_state is None and not state.pods:
             return
         state.cancel_changes()
-        state.memory = state.output.intent = state.output.view = None
+        state.scaling_state = state.output.intent = state.output.view = None
         state.pods, state.pod_counts, state.view_key = (), {}, ()
         self.metrics.forget(key)
 
@@ -257,7 +257,7 @@ class Autoscaler:
         """Decide, start what was decided, and publish intent and view."""
         now, live = self.clock().timestamp(), stored_objects.live_data(self.store, state)
         deployment = self.store.get(DEPLOYMENTS, *key)
-        before = state.memory or scaling_state.with_recorded_counts(
+        before = state.scaling_state or scaling_state.with_recorded_counts(
             loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
         before = pod_sizes.with_owned_fields(state, before, live, deployment)
@@ -296,18 +296,18 @@ class Autoscaler:
     ) -> None:
         """Take the decision on counts into the state, and start it unless it has to wait."""
         if not state.is_active:
-            state.memory = decision.state
+            state.scaling_state = decision.state
             return
         # A running change is not decided again, and a failed one not retried at once; the control
         # law decides again afterwards. Other steps are scaled meanwhile: an increase of Python code
         # can last as long as an overload, and Triton completes those of other models (measured).
         blocked = state.changing_steps | state.waiting_steps(self.retry_seconds, now)
         if not state.pods or change_in_progress(before, pods, now):
-            state.memory = scaling_state.with_observations(before, decision.state)
+            state.scaling_state = scaling_state.with_observations(before, decision.state)
         else:
-            state.memory = scaling_state.with_blocked_steps(before, decision.state, blocked)
+            state.scaling_state = scaling_state.with_blocked_steps(before, decision.state, blocked)
         if state.pods:
-            steps = state.memory.steps
+            steps = state.scaling_state.steps
             free = [item.step for item in decision.steps if item.step not in blocked]
             self._start_changes(key, state, {step: steps[step].desired for step in free}, before)
 
@@ -322,12 +322,12 @@ class Autoscaler:
         now: float,
     ) -> ScalingDecision:
         """Return the decision with CPU and pods, and take it into the state."""
-        assert state.memory is not None, "instance counts are decided first"
-        before = state.memory.history
+        assert state.scaling_state is not None, "instance counts are decided first"
+        before = state.scaling_state.history
         decision = decide_pods_and_cpu(
             bounds_of(state.pipeline, state.graph),
             limits,
-            replace(decision, state=state.memory),
+            replace(decision, state=state.scaling_state),
             replace(pods, counting=state.has_recent_change(IN_FLIGHT_SECONDS, now)),
             interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
             now=now,
@@ -335,7 +335,7 @@ class Autoscaler:
         for action in pod_sizes.new_actions(before, decision.state.history):
             direction = "up" if action.after > action.before else "down"
             self.metrics.observe_action(key, action.step, direction, "Recorded", None)
-        state.memory = decision.state
+        state.scaling_state = decision.state
         return decision
 
     def _start_changes(
@@ -353,8 +353,8 @@ class Autoscaler:
         # What failed is no longer desired.
         state.clear_failures(desired.keys() - changed.keys() - diverged)
         if changed:
-            assert state.memory is not None
-            state.output.intent = pod_sizes.intent_of(state.memory)
+            assert state.scaling_state is not None
+            state.output.intent = pod_sizes.intent_of(state.scaling_state)
             self.enqueue(key)
         now = self.clock().timestamp()
         for step in state.steps:

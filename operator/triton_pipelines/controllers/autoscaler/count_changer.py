@@ -110,9 +110,9 @@ class CountChanger:
             "the desired instance counts could not be saved, so no pod was changed; "
             "the operator retries automatically",
         )
-        state.memory = with_blocked_steps(before, state.memory or before, {step})
+        state.scaling_state = with_blocked_steps(before, state.scaling_state or before, {step})
         has_others = bool(state.changing_steps - {step})
-        state.output.intent = pod_sizes.intent_of(state.memory) if has_others else None
+        state.output.intent = pod_sizes.intent_of(state.scaling_state) if has_others else None
         self.metrics.errors.labels(*key, "Intent").inc()
 
     async def _change_step(
@@ -150,7 +150,7 @@ class CountChanger:
                 state.set_count(name, step.name, result.count)
         old = others[0] if previous is None else previous
         direction = "up" if count > old else "down"
-        memory = state.memory or ScalingState()
+        scaling_state = state.scaling_state or ScalingState()
         if change.is_verified:
             if change.reached_a_pod:
                 state.backoffs.pop(step.name, None)
@@ -158,7 +158,9 @@ class CountChanger:
             was_waited_for = was_waited_for or state.last_waited.get(step.name, 0.0) >= began
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
             seconds = change.seconds if is_measured else None
-            state.memory = replace(memory, actuation=seconds or memory.actuation)
+            state.scaling_state = replace(
+                scaling_state, actuation=seconds or scaling_state.actuation
+            )
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
@@ -179,10 +181,14 @@ class CountChanger:
         self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
     ) -> None:
         """Return to the previous count, which new pods start with, after no pod grew."""
-        state.memory = with_reverted_growth(
-            state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
+        state.scaling_state = with_reverted_growth(
+            state.scaling_state or ScalingState(),
+            step,
+            previous,
+            self.clock().timestamp(),
+            change.reason,
         )
-        state.output.intent = pod_sizes.intent_of(state.memory)
+        state.output.intent = pod_sizes.intent_of(state.scaling_state)
 
     def _fail(self, state: PipelineScalingState, step: str, reason: str) -> None:
         state.fail(step, reason, self.clock().timestamp())

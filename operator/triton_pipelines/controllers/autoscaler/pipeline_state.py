@@ -99,7 +99,7 @@ class PipelineScalingState:
     """What the status reported at that time."""
     output: ScalingOutput = field(default_factory=ScalingOutput)
     """What is published for the pipeline controller."""
-    memory: ScalingState | None = None
+    scaling_state: ScalingState | None = None
     """The control law's state; ``None`` before the first decision."""
     waited_for: frozenset[str] = frozenset()
     """Steps for which requests wait, by the last decision with usable metrics."""

@@ -99,10 +99,10 @@ async def _query(
 
 def _is_query_due(state: PipelineScalingState, pod: Pod, now: float) -> bool:
     start, known = pipeline_state.server_start_id(pod), state.pod_counts.get(pod.uid)
-    if known is not None and known.start == start and now - known.at < RECOUNT_SECONDS:
+    if known is not None and known.start == start and 0 <= now - known.at < RECOUNT_SECONDS:
         return False
     failed_start, failed_at = state.unanswered.get(pod.uid, ("", 0.0))
-    return failed_start != start or now - failed_at >= UNANSWERED_SECONDS
+    return failed_start != start or not 0 <= now - failed_at < UNANSWERED_SECONDS
 
 
 async def _counts_of(state: PipelineScalingState, control: PodControl) -> dict[str, int] | None:

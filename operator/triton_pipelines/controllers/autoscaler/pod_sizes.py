@@ -41,29 +41,29 @@ class PodSizes:
 
 
 def current_limits(
-    state: PipelineScalingState, memory: ScalingState, *, direct: bool
+    state: PipelineScalingState, scaling_state: ScalingState, *, direct: bool
 ) -> PipelineLimits:
     """Return what bounds the pods: the limits of the serving pod with the least CPU.
 
     Args:
         state: The pipeline.
-        memory: The control law's state.
+        scaling_state: The control law's state.
         direct: Whether pods are read directly.
     """
     # Without a pod no other revision is known, and what is known of the last one stays.
     found = limits_of(
         state.pipeline,
         state.graph,
-        state.revision or memory.revision,
+        state.revision or scaling_state.revision,
         smallest_limit(state.pods),
         direct=direct,
     )
-    return replace(found, hold_counts_for_pods=is_shrinking(memory.pods))
+    return replace(found, hold_counts_for_pods=is_shrinking(scaling_state.pods))
 
 
 def with_owned_fields(
     state: PipelineScalingState,
-    memory: ScalingState,
+    scaling_state: ScalingState,
     live: Mapping[str, str],
     deployment: Mapping[str, Any] | None,
 ) -> ScalingState:
@@ -74,7 +74,7 @@ def with_owned_fields(
 
     Args:
         state: The pipeline.
-        memory: The control law's state.
+        scaling_state: The control law's state.
         live: Data of the live ConfigMap.
         deployment: The Deployment, if it exists.
     """
@@ -82,25 +82,27 @@ def with_owned_fields(
     replicas, millis = found.get(KEY_REPLICAS), found.get(KEY_MILLIS)
     if not state.is_active:
         replicas = int(((deployment or {}).get("spec") or {}).get("replicas") or 0) or None
-        return adopt_recorded(memory, bounds, replicas, millis)
-    if state.memory is None:
+        return adopt_recorded(scaling_state, bounds, replicas, millis)
+    if state.scaling_state is None:
         # Without a record the next reconcile takes over what runs: what was remembered while
         # another manager owned the field is not desired.
         kept = replace(
-            memory, pods=memory.pods if replicas else None, cpu=memory.cpu if millis else None
+            scaling_state,
+            pods=scaling_state.pods if replicas else None,
+            cpu=scaling_state.cpu if millis else None,
         )
         return adopt_recorded(kept, bounds, replicas, millis)
     return adopt_recorded(
-        memory,
+        scaling_state,
         bounds,
-        replicas if memory.pods is None else None,
-        millis if memory.cpu is None else None,
+        replicas if scaling_state.pods is None else None,
+        millis if scaling_state.cpu is None else None,
     )
 
 
 def observe_pods(
     state: PipelineScalingState,
-    memory: ScalingState,
+    scaling_state: ScalingState,
     deployment: Mapping[str, Any] | None,
     rejections: Mapping[str, ResizeRejection],
     live: Mapping[str, str],
@@ -109,41 +111,41 @@ def observe_pods(
 
     Args:
         state: The pipeline.
-        memory: The control law's state.
+        scaling_state: The control law's state.
         deployment: The Deployment, if it exists.
         rejections: CPU limits that the API server rejected, by pod uid.
         live: Data of the live ConfigMap.
     """
-    desired = memory.cpu.scale.desired if memory.cpu is not None else None
-    pipeline_state = PipelineState.parse(live.get(names.KEY_MEMORY))
+    desired = scaling_state.cpu.scale.desired if scaling_state.cpu is not None else None
+    pipeline_state = PipelineState.parse(live.get(names.KEY_STATE))
     return observation_of(state.all_pods, deployment, desired, rejections, pipeline_state)
 
 
 def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None) -> PodSizes:
     """Return number and CPU of the pods that are not being deleted."""
-    memory = state.memory or ScalingState()
+    scaling_state = state.scaling_state or ScalingState()
     desired_pods = (deployment or {}).get("spec", {}).get("replicas")
-    if memory.pods is not None:
-        desired_pods = memory.pods.scale.desired
+    if scaling_state.pods is not None:
+        desired_pods = scaling_state.pods.scale.desired
     return PodSizes(
         {pod.name: actual_limit(pod) for pod in state.all_pods if not pod.deleting},
         desired_pods,
-        memory.cpu.scale.desired if memory.cpu is not None else None,
+        scaling_state.cpu.scale.desired if scaling_state.cpu is not None else None,
     )
 
 
-def intent_of(memory: ScalingState) -> ScalingIntent:
+def intent_of(scaling_state: ScalingState) -> ScalingIntent:
     """Return what has to be recorded by the control law's state."""
     return ScalingIntent(
-        {name: mine.desired for name, mine in memory.steps.items()},
-        dumps(memory),
-        pods=memory.pods.scale.desired if memory.pods is not None else None,
-        cpu=memory.cpu.scale.desired if memory.cpu is not None else None,
+        {name: mine.desired for name, mine in scaling_state.steps.items()},
+        dumps(scaling_state),
+        pods=scaling_state.pods.scale.desired if scaling_state.pods is not None else None,
+        cpu=scaling_state.cpu.scale.desired if scaling_state.cpu is not None else None,
     )
 
 
 def needs_recording(
-    memory: ScalingState, live: Mapping[str, str], published: ScalingIntent | None
+    scaling_state: ScalingState, live: Mapping[str, str], published: ScalingIntent | None
 ) -> bool:
     """Return whether the number of pods or their CPU is not recorded, and no intent asks for it.
 
@@ -151,11 +153,11 @@ def needs_recording(
     can: publishing it again would not help.
 
     Args:
-        memory: The control law's state.
+        scaling_state: The control law's state.
         live: Data of the live ConfigMap.
         published: The published intent.
     """
-    found, desired = recorded(live), intent_of(memory)
+    found, desired = recorded(live), intent_of(scaling_state)
     if published is not None and (published.pods, published.cpu) == (desired.pods, desired.cpu):
         return False
     return any(

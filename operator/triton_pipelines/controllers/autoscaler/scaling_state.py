@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.autoscaling.types import (
     HISTORY_MAX,
     REASON_MAX,
@@ -12,20 +13,19 @@ from triton_pipelines.autoscaling.types import (
     ScalingDecision,
     ScalingState,
     StepState,
-    truncate,
 )
 
 
-def with_recorded_counts(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
+def with_recorded_counts(scaling_state: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
     """Return the recorded state of an earlier process with the recorded counts as desired ones.
 
     The counts hold even if the rest of the state is lost.
     """
     steps = {
-        step: replace(memory.steps.get(step) or StepState(desired=count), desired=count)
+        step: replace(scaling_state.steps.get(step) or StepState(desired=count), desired=count)
         for step, count in recorded.items()
     }
-    return replace(memory, steps={**memory.steps, **steps})
+    return replace(scaling_state, steps={**scaling_state.steps, **steps})
 
 
 def with_observations(before: ScalingState, after: ScalingState) -> ScalingState:
@@ -73,15 +73,15 @@ def with_blocked_steps(
 
 
 def with_reverted_growth(
-    memory: ScalingState, step: str, count: int, now: float, reason: str
+    scaling_state: ScalingState, step: str, count: int, now: float, reason: str
 ) -> ScalingState:
     """Return the state after a growth that failed to reach any pod.
 
     The desired count is the previous one again, and the history has the reason.
     """
-    mine = memory.steps.get(step)
+    mine = scaling_state.steps.get(step)
     if mine is None or mine.desired == count:
-        return memory
+        return scaling_state
     action = CountChange(
         now, step, mine.desired, count, truncate(f"reverted: {reason}", REASON_MAX)
     )
@@ -89,14 +89,14 @@ def with_reverted_growth(
     growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
     reverted = replace(mine, desired=count, growth=growth)
     return replace(
-        memory,
-        steps={**memory.steps, step: reverted},
-        history=(action, *memory.history)[:HISTORY_MAX],
+        scaling_state,
+        steps={**scaling_state.steps, step: reverted},
+        history=(action, *scaling_state.history)[:HISTORY_MAX],
     )
 
 
 def with_desired_counts(
-    decision: ScalingDecision, memory: ScalingState, *, active: bool
+    decision: ScalingDecision, scaling_state: ScalingState, *, active: bool
 ) -> ScalingDecision:
     """Return the decision with the counts and the history in force.
 
@@ -105,7 +105,9 @@ def with_desired_counts(
     if not active:
         return decision
     steps = tuple(
-        replace(item, count=memory.steps[item.step].desired) if item.step in memory.steps else item
+        replace(item, count=scaling_state.steps[item.step].desired)
+        if item.step in scaling_state.steps
+        else item
         for item in decision.steps
     )
-    return replace(decision, steps=steps, state=memory)
+    return replace(decision, steps=steps, state=scaling_state)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from triton_pipelines.api import names
-from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.conditions import Reason, condition_of
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, JOBS
 from triton_pipelines.cluster.store import Key, Store, owner_key
 from triton_pipelines.controllers.timestamps import moment, timestamp
@@ -82,8 +82,7 @@ def _is_observed(deployment: Mapping[str, Any]) -> bool:
 
 
 def _progressing(deployment: Mapping[str, Any]) -> Mapping[str, Any]:
-    conditions = (deployment.get("status") or {}).get("conditions") or ()
-    return next((item for item in conditions if item.get("type") == "Progressing"), {})
+    return condition_of(deployment.get("status"), "Progressing")
 
 
 def _is_stalled(deployment: Mapping[str, Any], now: dt.datetime) -> bool:

@@ -9,6 +9,7 @@ corrections are delayed (``status_conflict.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,8 +22,6 @@ from triton_pipelines.controllers.timestamps import moment
 CORRECTION_PERIOD: Final = dt.timedelta(minutes=10)
 # The most names of managers that are kept.
 MANAGERS_MAX: Final = 4
-# Fields of alternating managers, and their JSON keys.
-_ALTERNATION_KEYS: Final = {"last": "last", "managers": "names", "changes": "often", "at": "at"}
 # Changes of hands after which two managers alternate: each has overwritten the other, and one of
 # them has written again.
 _CHANGES_MIN: Final = 3
@@ -124,7 +123,9 @@ class AlternatingManagers:
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> AlternatingManagers:
         """Read it from state that may have been edited; anything invalid counts as no record."""
-        last, managers, changes, at = (document.get(key) for key in _ALTERNATION_KEYS.values())
+        last, managers, changes, at = (
+            document.get(name) for name in ("last", "managers", "changes", "at")
+        )
         if not (isinstance(last, str) and type(changes or 0) is int and isinstance(at or "", str)):
             return cls()
         return (
@@ -135,9 +136,8 @@ class AlternatingManagers:
 
     def to_document(self) -> dict[str, Any]:
         """Return it for the recorded state, without empty fields."""
-        values = {key: getattr(self, name) for name, key in _ALTERNATION_KEYS.items()}
-        values[_ALTERNATION_KEYS["managers"]] = list(self.managers)
-        return {key: value for key, value in values.items() if value}
+        values = dataclasses.asdict(self) | {"managers": list(self.managers)}
+        return {name: value for name, value in values.items() if value}
 
     def with_manager(self, manager: str, now: dt.datetime) -> AlternatingManagers:
         """Return the state after an observation of the present ``writer``; empty: unknown."""
@@ -197,11 +197,8 @@ def _is_recent(at: str, now: dt.datetime) -> bool:
 
 
 def parse_managers(recorded: Any) -> tuple[str, ...]:
-    """Return the recorded names of managers.
-
-    A text, which earlier versions recorded, counts as one name: the field stays left to it.
-    """
-    names = recorded if isinstance(recorded, list) else [recorded]
+    """Return the recorded names of managers, without what an edit has made unreadable."""
+    names = recorded if isinstance(recorded, list) else []
     return tuple(name for name in names if isinstance(name, str) and name)
 
 

@@ -21,7 +21,7 @@ KEY_MILLIS: Final = "cpuMillis"
 def stored_state(store: Store, key: Key) -> PipelineState:
     """Return the state that the live ConfigMap of a pipeline has in the caches."""
     live = store.get(CONFIG_MAPS, key[0], names.live_name(key[1])) or {}
-    return parse_state((live.get("data") or {}).get(names.KEY_MEMORY))
+    return parse_state((live.get("data") or {}).get(names.KEY_STATE))
 
 
 def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
@@ -85,15 +85,15 @@ def live_data(
     """Return counts, state of policies and scaling, and resolved sources, each as JSON by key."""
     data = {
         names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
-        names.KEY_MEMORY: state.to_json(),
+        names.KEY_STATE: state.to_json(),
     }
-    scaling_state = (
-        snapshot.intent.memory
+    scaling_state_json = (
+        snapshot.intent.scaling_state_json
         if snapshot.intent is not None
         else snapshot.live_data().get(names.KEY_SCALING)
     )
-    if scaling_state:
-        data[names.KEY_SCALING] = scaling_state
+    if scaling_state_json:
+        data[names.KEY_SCALING] = scaling_state_json
     if resolved:
         documents = {
             revision: {

@@ -8,12 +8,12 @@ detects more than that of the previous release.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.conditions import ConditionType, Reason
+from triton_pipelines.api.conditions import ConditionType, Reason, condition_of
 from triton_pipelines.api.finding_codes import FindingCode
 
 from .snapshot import Snapshot
@@ -72,14 +72,7 @@ def _verified_revision(snapshot: Snapshot) -> str:
     """
     if snapshot.live_data():
         return snapshot.state().rollout.verified
-    ready: Mapping[str, Any] = next(
-        (
-            item
-            for item in snapshot.status.get("conditions") or ()
-            if item.get("type") == ConditionType.READY
-        ),
-        {},
-    )
+    ready = condition_of(snapshot.status, ConditionType.READY)
     if ready.get("reason") in (None, Reason.INFERENCE_FAILED):
         return ""
     return str(snapshot.status.get("servingRevision") or "")

@@ -35,22 +35,17 @@ from .tuning_run_state import MESSAGE_MAX, Run
 KEPT_PADDINGS: Final = 8
 # Room in status.padding (512 in all) for why a choice was rolled back.
 REVERT_REASON_MAX: Final = 160
-# JSON keys of a choice in the record, and in the status.
+# Names of the fields of a choice, in the record and in the status.
 _STATUS_NAMES: Final = {
     "mode": "padding",
     "buckets": "buckets",
-    "said": "reason",
+    "figures": "reason",
     "request": "request",
     "at": "time",
-    "revertReason": "revertReason",
-}
-# Text fields of a choice, and their JSON keys.
-_TEXT_KEYS: Final = {
-    "figures": "said",
-    "request": "request",
-    "at": "at",
     "revert_reason": "revertReason",
 }
+# Text fields of a choice.
+_TEXTS: Final = ("figures", "request", "at", "revert_reason")
 _MODES: Final = tuple(mode.value for mode in Padding if mode is not Padding.AUTO)
 _BUCKETS_MAX: Final = 32
 _TOKENS_MAX: Final = 2**31 - 1
@@ -85,7 +80,7 @@ class VerifiedPadding:
         """Read a choice; ``None`` if a manual edit has made it unreadable."""
         if not isinstance(document, Mapping):
             return None
-        texts = {name: document.get(key, "") for name, key in _TEXT_KEYS.items()}
+        texts = {name: document.get(name, "") for name in _TEXTS}
         buckets = document.get("buckets", [])
         if document.get("mode") not in _MODES or not all(
             isinstance(text, str) for text in texts.values()
@@ -104,7 +99,7 @@ class VerifiedPadding:
     def to_document(self) -> dict[str, Any]:
         """Return the record, without empty fields."""
         values: dict[str, Any] = {"mode": self.mode.value, "buckets": list(self.buckets)}
-        values |= {key: getattr(self, name) for name, key in _TEXT_KEYS.items()}
+        values |= {name: getattr(self, name) for name in _TEXTS}
         return {key: value for key, value in values.items() if value}
 
     @classmethod

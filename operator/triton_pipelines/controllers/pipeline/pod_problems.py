@@ -12,7 +12,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
 from triton_pipelines.api.loadreport import EXIT_PERMANENT
-from triton_pipelines.api.wording import listed
+from triton_pipelines.api.wording import first_of, listed
 from triton_pipelines.compile.render.pod_scheduling import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
@@ -171,8 +171,7 @@ def _offered(nodes: Sequence[Object] | None, resource: str) -> str:
             )
     if not offers:
         return f"no node provides {resource}; "
-    shown = ", ".join(offers[:5]) + (f" and {len(offers) - 5} more" if len(offers) > 5 else "")
-    return f"available: {shown}; "
+    return f"available: {first_of(offers, 5)}; "
 
 
 def _waiting(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.quantities import millis
+from triton_pipelines.compile.render.pod import server_container
 
 from .actions import Resize
 from .live_config_map import KEY_MILLIS, recorded
@@ -59,7 +60,7 @@ def _grown_limit(pod: Pod, snapshot: Snapshot) -> int | None:
     if (
         pod.deleting
         or not pod.server_running
-        or not _server_container(
+        or not server_container(
             (snapshot.revision_record(pod.revision) or {}).get("template") or {}
         ).get("resizePolicy")
     ):
@@ -125,10 +126,10 @@ def _is_cpu_starved(snapshot: Snapshot) -> bool:
 
 
 def _resize_of(pod: Pod, desired: int, snapshot: Snapshot, *, starved: bool) -> Resize | None:
-    template = _server_container(
+    template = server_container(
         (snapshot.revision_record(pod.revision) or {}).get("template") or {}
     )
-    rendered, present = _cpu_of(template), _cpu_of(_server_container(pod.raw))
+    rendered, present = _cpu_of(template), _cpu_of(server_container(pod.raw))
     if rendered is None or present is None or not template.get("resizePolicy"):
         return None  # The pods of this revision do not grow.
     limit = max(desired, rendered[0])
@@ -149,14 +150,14 @@ def actual_limit(pod: Pod) -> int | None:
 
 def requested_limit(pod: Pod) -> int | None:
     """Return the CPU limit in the pod's spec."""
-    found = _cpu_of(_server_container(pod.raw))
+    found = _cpu_of(server_container(pod.raw))
     return found[0] if found is not None else None
 
 
 def is_resizing(pod: Pod) -> bool:
     """Return whether the kubelet has not yet given the pod what its spec requests."""
     return pod.server_running and _cpu_of(pod.container(names.CONTAINER_SERVER)) != _cpu_of(
-        _server_container(pod.raw)
+        server_container(pod.raw)
     )
 
 
@@ -201,11 +202,6 @@ def _lacks_cpu(pod: Pod) -> bool:
 def _is_guaranteed(pod: Pod) -> bool:
     """Return whether the pod is Guaranteed; then limits and requests have to stay equal."""
     return (pod.raw.get("status") or {}).get("qosClass") == "Guaranteed"
-
-
-def _server_container(template_or_pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    containers = (template_or_pod.get("spec") or {}).get("containers") or ()
-    return next((item for item in containers if item.get("name") == names.CONTAINER_SERVER), {})
 
 
 def _cpu_of(container: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
-
-# Metadata of a field whose JSON key is not its name.
-JSON_KEY: Final = "json_key"
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +19,13 @@ class PolicyState:
             return cls()
         blank = cls()
         values = {
-            item.name: document[_json_key(item)]
+            item.name: document[item.name]
             for item in dataclasses.fields(cls)
-            if type(document.get(_json_key(item))) is type(getattr(blank, item.name))
+            if type(document.get(item.name)) is type(getattr(blank, item.name))
         }
         return cls(**values)
 
     def to_document(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
-        values = {_json_key(item): getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {key: value for key, value in values.items() if value}
-
-
-def _json_key(item: dataclasses.Field[Any]) -> str:
-    return str(item.metadata.get(JSON_KEY, item.name))
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value}

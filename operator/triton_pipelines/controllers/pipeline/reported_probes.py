@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from triton_pipelines.api import names
-from triton_pipelines.api.conditions import ConditionType
+from triton_pipelines.api.conditions import ConditionType, condition_of
 from triton_pipelines.controllers.timestamps import moment
 
 from .probe_record import ModelState, Probe
@@ -59,9 +59,7 @@ def reported_probes(snapshot: Snapshot, now: dt.datetime) -> dict[str, Probe]:
         steps
         and written is not None
         and all(step.get("readyPods") == step.get("pods") == len(pods) for step in steps)
-    ) and any(
-        item.get("type") == ConditionType.READY and item.get("status") == "True"
-        for item in status.get("conditions") or ()
+        and condition_of(status, ConditionType.READY).get("status") == "True"
     )
     if not is_reported or written is None:
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.conditions import condition_of
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 
@@ -47,13 +48,12 @@ class Pod:
     def of(cls, raw: Object) -> Pod:
         """Read a pod as the API server gives it."""
         metadata, status = raw["metadata"], raw.get("status") or {}
-        conditions = {item.get("type"): item for item in status.get("conditions") or ()}
         return cls(
             name=metadata["name"],
             uid=metadata.get("uid", ""),
             revision=(metadata.get("labels") or {}).get(names.LABEL_REVISION, ""),
             ip=status.get("podIP") or "",
-            ready=conditions.get("Ready", {}).get("status") == "True",
+            ready=condition_of(status, "Ready").get("status") == "True",
             deleting=metadata.get("deletionTimestamp") is not None,
             raw=raw,
         )
@@ -71,12 +71,7 @@ class Pod:
 
     def condition(self, kind: str) -> Mapping[str, Any]:
         """Return the pod's condition of that type, or an empty one."""
-        found = [
-            item
-            for item in (self.raw.get("status") or {}).get("conditions") or ()
-            if item.get("type") == kind
-        ]
-        return found[0] if found else {}
+        return condition_of(self.raw.get("status"), kind)
 
     def container(self, name: str) -> Mapping[str, Any]:
         """Return the status of a container or init container, or an empty one."""
@@ -254,7 +249,7 @@ class Snapshot:
 
     def state(self) -> PipelineState:
         """Return the state that the policies keep."""
-        return parse_state(self.live_data().get(names.KEY_MEMORY))
+        return parse_state(self.live_data().get(names.KEY_STATE))
 
     def rollout_state(self, state: RolloutState, desired: str) -> RolloutState:
         """Return the state without a failure of another spec, or one that cannot be rolled back.
@@ -282,6 +277,11 @@ class Snapshot:
             ((template.get("metadata") or {}).get("labels") or {}).get(names.LABEL_REVISION, "")
         )
 
+    @property
+    def deployed_replicas(self) -> int:
+        """Pods that the Deployment requests; 0 without one."""
+        return int(((self.deployment or {}).get("spec") or {}).get("replicas") or 0)
+
     def previous_revision(self) -> str:
         """Return the revision that served before the deployed one, as the Deployment records it."""
         found = str(
@@ -293,7 +293,7 @@ class Snapshot:
 
     def deployment_condition(self, kind: str) -> Mapping[str, Any]:
         """Return the Deployment's condition of that type, or an empty one."""
-        return _condition(self.deployment, kind)
+        return condition_of((self.deployment or {}).get("status"), kind)
 
     @property
     def pods_rejected(self) -> str:
@@ -305,7 +305,8 @@ class Snapshot:
 
     def pods_rejected_of(self, deployment: str) -> str:
         """Return :attr:`pods_rejected` of a Deployment by its name."""
-        condition = _condition(self.child("Deployment", deployment), "ReplicaFailure")
+        status = (self.child("Deployment", deployment) or {}).get("status")
+        condition = condition_of(status, "ReplicaFailure")
         return (
             with_quota_advice(str(condition.get("message") or condition.get("reason", "")))
             if condition.get("status") == "True"
@@ -327,12 +328,6 @@ def _parse_record(text: str | None) -> Mapping[str, Any] | None:
 # 1 MiB, with other content at each edit.
 parse_state = TextCache(PipelineState.parse, 3 * 1024**2)
 _record_of = TextCache(_parse_record, 3 * 1024**2 // 2)
-
-
-def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
-    status = (deployment or {}).get("status") or {}
-    found = [item for item in status.get("conditions") or () if item.get("type") == kind]
-    return found[0] if found else {}
 
 
 def is_alive(pod: Object) -> bool:

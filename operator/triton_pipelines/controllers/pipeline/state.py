@@ -1,8 +1,6 @@
 """State that the policies keep between reconcile iterations: one JSON document.
 
-It is stored in the live ConfigMap. Each policy owns one dataclass and one key. Earlier releases
-kept one flat document; it is still read, so that an upgraded operator continues rollouts, tuning
-runs and the like where they are.
+It is stored in the live ConfigMap. Each policy owns one dataclass and one key.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from triton_pipelines.controllers.timestamps import moment
 
 from .certificate_state import CertificateState
 from .field_managers import OtherManagers, parse_managers
-from .policy_state import JSON_KEY, PolicyState
+from .policy_state import PolicyState
 from .report_state import ScalingReportState, WarningsState
 
 # A figure beyond this was edited by hand, and may be too large an integer for a float.
@@ -38,7 +36,7 @@ class RevisionState(PolicyState):
     desired: str = ""
     """Revision that it was compiled to."""
     spec: str = ""
-    """Hash of that spec; releases before this field leave it empty."""
+    """Hash of that spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +67,9 @@ class RolloutState(PolicyState):
     def parse(cls, document: Any) -> Self:
         """Read a document; a failure with an unknown reason is forgotten."""
         state = super(RolloutState, cls).parse(document)
-        try:
-            reason = state.failed_reason and Reason(state.failed_reason).value
-        except ValueError:
-            return dataclasses.replace(state, failed_revision="", failed_reason="")
-        return dataclasses.replace(state, failed_reason=reason)
+        if state.failed_reason in {"", *Reason}:
+            return state
+        return dataclasses.replace(state, failed_revision="", failed_reason="")
 
     def target(self, desired: str) -> str:
         """Return the revision to run: ``desired``, or the restored one if ``desired`` failed."""
@@ -172,7 +168,7 @@ class FieldManagersState(PolicyState):
 class ReplicasState(FieldManagersState):
     """Other managers of the number of pods, and the number during a rollout."""
 
-    alternating: Mapping[str, Any] = field(default_factory=dict, metadata={JSON_KEY: "turns"})
+    alternating: Mapping[str, Any] = field(default_factory=dict)
     """Who writes ``spec.replicas`` of the pipeline
     (:class:`~.field_managers.AlternatingManagers`)."""
     rollout_pods: int = 0
@@ -263,11 +259,10 @@ class PipelineState:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """Read the document of this release, or the flat one of earlier releases."""
+        """Read a document; what cannot be read counts as empty."""
         document = json_object(text)
-        known = {**_nested(document), **document}
         states: dict[str, Any] = {
-            name: kind.parse(known.get(name)) for name, kind in STATES.items()
+            name: kind.parse(document.get(name)) for name, kind in STATES.items()
         }
         return cls(**states)
 
@@ -300,32 +295,6 @@ STATES: Final[Mapping[str, type[PolicyState]]] = {
     "certificate": CertificateState,
 }
 STATE_NAMES: Final = {kind: name for name, kind in STATES.items()}
-# Fields of the flat document of earlier releases: policy and field; "" stands for the whole state.
-FLAT_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
-    "generation": ("revision", "generation"),
-    "wanted": ("revision", "desired"),
-    "spec": ("revision", "spec"),
-    "mode_revision": ("rollout", "mode_revision"),
-    "mode": ("rollout", "mode"),
-    "proven": ("rollout", "verified"),
-    "failed_revision": ("rollout", "failed_revision"),
-    "failed_spec": ("rollout", "failed_spec"),
-    "failed_reason": ("rollout", "failed_reason"),
-    "failed_message": ("rollout", "failed_message"),
-    "restored": ("rollout", "restored"),
-    "stuck": ("stalled_rollout", "revision"),
-    "stuck_pods": ("stalled_rollout", "pods"),
-    "watch": ("slo_guard", ""),
-    "mended_manager": ("replicas", "managers"),
-    "mended": ("replicas", "corrected"),
-    "turns": ("replicas", "turns"),
-    "rollout_pods": ("replicas", "rollout_pods"),
-    "resized_manager": ("cpu_resize", "managers"),
-    "resized": ("cpu_resize", "corrected"),
-    "healed": ("pod_repair", "repaired"),
-    "secrets": ("control_secrets", "digests"),
-    "tuning": ("tuning_run", ""),
-}
 
 
 def json_object(text: str | None) -> dict[str, Any]:
@@ -339,16 +308,6 @@ def json_object(text: str | None) -> dict[str, Any]:
         return {}
     is_usable = isinstance(document, dict) and not is_deeper_than(document, MAX_DOCUMENT_DEPTH)
     return document if is_usable else {}
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the documents by policy of what earlier releases wrote flat."""
-    nested: dict[str, Any] = {}
-    for name, (policy, state_field) in FLAT_FIELDS.items():
-        if name in flat:
-            part = {state_field: flat[name]} if state_field else flat[name]
-            nested[policy] = {**nested.get(policy, {}), **part} if state_field else part
-    return nested
 
 
 def _is_figure(number: Any) -> bool:

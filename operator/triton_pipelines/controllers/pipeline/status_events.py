@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
+from triton_pipelines.api.conditions import (
+    KIND_OF,
+    ConditionType,
+    Reason,
+    ReasonKind,
+    condition_of,
+)
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.wording import numbered
 
@@ -43,7 +49,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
         )
         events.append(Event(False, "RolloutStarted", "Rollout", text))
     for kind in (ConditionType.READY, ConditionType.AVAILABLE):
-        old, new = _condition(before, kind), _condition(after, kind)
+        old, new = condition_of(before, kind), condition_of(after, kind)
         if not new or (old.get("status"), old.get("reason")) == (
             new.get("status"),
             new.get("reason"),
@@ -54,7 +60,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
             kind is ConditionType.AVAILABLE and not old and new["status"] == "False"
         ):
             continue
-        if kind is ConditionType.AVAILABLE and new["reason"] == _condition(
+        if kind is ConditionType.AVAILABLE and new["reason"] == condition_of(
             after, ConditionType.READY
         ).get("reason"):
             continue
@@ -90,8 +96,8 @@ def _scaling_failed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     """Return events of a change that failed, and of another manager of a scaled field."""
     events = []
     old, new = (
-        _condition(before, ConditionType.SCALING_ACTIVE),
-        _condition(after, ConditionType.SCALING_ACTIVE),
+        condition_of(before, ConditionType.SCALING_ACTIVE),
+        condition_of(after, ConditionType.SCALING_ACTIVE),
     )
     if new.get("reason") == Reason.ACTUATION_FAILED and (old.get("reason"), old.get("message")) != (
         new.get("reason"),
@@ -101,8 +107,8 @@ def _scaling_failed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
             Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", "")))
         )
     old, new = (
-        _condition(before, ConditionType.SCALING_LIMITED),
-        _condition(after, ConditionType.SCALING_LIMITED),
+        condition_of(before, ConditionType.SCALING_LIMITED),
+        condition_of(after, ConditionType.SCALING_LIMITED),
     )
     if new.get("reason") in (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFLICT) and new.get(
         "reason"
@@ -114,8 +120,8 @@ def _scaling_failed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 def _metrics_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     """Return the event of metrics that became unusable, or usable again."""
     old, new = (
-        _condition(before, ConditionType.METRICS_AVAILABLE),
-        _condition(after, ConditionType.METRICS_AVAILABLE),
+        condition_of(before, ConditionType.METRICS_AVAILABLE),
+        condition_of(after, ConditionType.METRICS_AVAILABLE),
     )
     if (
         not new
@@ -152,14 +158,3 @@ def _new_warnings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[E
 
 def _warning_text(item: Mapping[str, Any]) -> str:
     return f"{item.get('path', '')}: {item.get('message', '')}"
-
-
-def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    """Return a condition, with a reason of a former name under its present one."""
-    for item in status.get("conditions") or ():
-        if item.get("type") == kind.value:
-            try:
-                return {**item, "reason": Reason(item["reason"]).value}
-            except (KeyError, ValueError):
-                return dict(item)
-    return {}

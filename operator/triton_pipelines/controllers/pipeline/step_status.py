@@ -13,7 +13,8 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition, merge
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.autoscaling.types import Verdict, truncate
+from triton_pipelines.api.wording import truncate
+from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
 from triton_pipelines.controllers.scaling_conditions import (

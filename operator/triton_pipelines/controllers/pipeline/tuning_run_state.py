@@ -20,20 +20,20 @@ MESSAGE_MAX: Final = 1024
 SHORT_MAX: Final = 512
 # Fields of status.tuning that the Job may fill in; the others are set here.
 RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
-# Text fields of a run, and their JSON keys.
-_TEXT_KEYS: Final = {
-    "request": "request",
-    "state": "state",
-    "mode": "mode",
-    "waiting_since": "asked",
-    "revision": "revision",
-    "start": "start",
-    "server": "pod",
-    "job_start": "job",
-    "job_uid": "made",
-    "end": "end",
-    "recommended": "recommended",
-}
+# Text fields of a run.
+_TEXTS: Final = (
+    "request",
+    "state",
+    "mode",
+    "waiting_since",
+    "revision",
+    "start",
+    "server",
+    "job_start",
+    "job_uid",
+    "end",
+    "recommended",
+)
 # Names of the fields that the status shows, in the record and in the status.
 _STATUS_NAMES: Final = {
     "request": "request",
@@ -108,7 +108,7 @@ class Run:
     def parse(cls, document: Mapping[str, Any]) -> Run:
         """Read it; what an edit has made unreadable counts as no run."""
         blank = cls()
-        texts = {name: document.get(key, getattr(blank, name)) for name, key in _TEXT_KEYS.items()}
+        texts = {name: document.get(name, getattr(blank, name)) for name in _TEXTS}
         if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()):
             return blank
         serial = document.get("serial", 0)
@@ -134,7 +134,7 @@ class Run:
             if getattr(self, name) != getattr(blank, name)
         }
         return {
-            _TEXT_KEYS.get(name, name): str(value) if isinstance(value, State) else value
+            name: str(value) if isinstance(value, State) else value
             for name, value in changed.items()
         }
 

@@ -9,6 +9,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.compile.render.config_patch import OWNED, REFUSED, is_map
 
 # Parts of list items that fields of the resource set (render.patch refuses them in a patch).
@@ -226,4 +227,4 @@ def _format(value: Any) -> str:
         else str(value)
     )
     text = text or ("{}" if hasattr(value, "DESCRIPTOR") else '""')
-    return text if len(text) <= 160 else f"{text[:157]}…"
+    return truncate(text, 160)

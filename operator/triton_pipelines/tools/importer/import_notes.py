@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from triton_pipelines.api.wording import first_of
+
 _SHOWN = 12
 
 
@@ -54,14 +56,11 @@ class UnfilledTemplateError(ModelRepositoryError):
         self.places = tuple(places)
         """Name of each placeholder, and the file and line where it is."""
         names = list(dict.fromkeys(name for name, _ in places))
-        shown = ", ".join(
-            f"{name} ({next(place for other, place in places if other == name)})"
-            for name in names[:_SHOWN]
-        )
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        first = dict(reversed(places))
+        shown = first_of([f"{name} ({first[name]})" for name in names], _SHOWN)
         options = " ".join(f"--set {name}=VALUE" for name in names)
         super().__init__(
-            f"the configs contain placeholders without a value: {shown}{more}; replace the "
+            f"the configs contain placeholders without a value: {shown}; replace the "
             f"placeholders, or use {options}"
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_pipelines.api.python import MAX_FILES
+from triton_pipelines.api.wording import first_of
 from triton_pipelines.compile.graph.defaults import (
     ENVIRONMENT_PARAMETER,
     STRATEGY_FILE,
@@ -291,13 +292,10 @@ class FileSources:
             for name in model.other_files
             if name.split("/")[0] not in known and name not in labels
         ]:
-            listed = ", ".join(unknown_files[:_SHOWN]) + (
-                f" and {len(unknown_files) - _SHOWN} more" if len(unknown_files) > _SHOWN else ""
-            )
             self.report.lost(
                 model.name,
-                f"{listed}: files next to the version directories are not deployed; move "
-                "what the model needs into its version directory",
+                f"{first_of(unknown_files, _SHOWN)}: files next to the version directories are "
+                "not deployed; move what the model needs into its version directory",
                 path,
             )
 

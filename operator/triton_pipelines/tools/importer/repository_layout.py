@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from triton_pipelines.api.wording import first_of
+
 from .import_notes import ImportNote, NoteSeverity
 
 CONFIG: Final = "config.pbtxt"
@@ -72,10 +74,9 @@ def no_model_message(folder: Path) -> str:
             f"{folder / inner[0]}, which is a model repository"
         )
     if inner:
-        more = f" and {len(inner) - _SHOWN} more" if len(inner) > _SHOWN else ""
         return (
             f"the directory contains {len(inner)} model repositories "
-            f"({', '.join(inner[:_SHOWN])}{more}); import one at a time, for example "
+            f"({first_of(inner, _SHOWN)}); import one at a time, for example "
             f"{folder / inner[0]}"
         )
     return (

@@ -9,6 +9,8 @@ from typing import Final
 
 from tritonclient.grpc import model_config_pb2
 
+from triton_pipelines.api.wording import first_of
+
 from .config_defaults import complete, fill_defaults
 from .import_notes import ImportNote, ModelRepositoryError, NoteSeverity
 from .repository import BrokenModel, ModelRepository, RepositoryModel
@@ -103,11 +105,10 @@ def _unfilled_note(templates: list[tuple[str, str]]) -> ImportNote:
     """Return one note on all placeholders that stay in strings."""
     names = list(dict.fromkeys(name for name, _ in templates))
     first = dict(reversed(templates))
-    shown = ", ".join(f"${{{name}}} ({first[name]})" for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = first_of([f"${{{name}}} ({first[name]})" for name in names], _SHOWN)
     return ImportNote(
         templates[0][1],
-        f"placeholders without a value were left unchanged: {shown}{more}; to set values, "
+        f"placeholders without a value were left unchanged: {shown}; to set values, "
         f"use {' '.join(f'--set {name}=VALUE' for name in names[:_SHOWN])}",
         NoteSeverity.INFO,
     )
@@ -192,7 +193,7 @@ def _not_a_model(path: Path) -> ImportNote:
         return ImportNote(
             path.name,
             "skipped, because it is itself a model repository "
-            f"({', '.join(inner[:_SHOWN])}), which Triton does not read from here; import "
+            f"({first_of(inner, _SHOWN)}), which Triton does not read from here; import "
             "that directory separately",
             NoteSeverity.INFO,
         )

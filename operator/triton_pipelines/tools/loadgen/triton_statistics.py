@@ -82,8 +82,6 @@ class StepStatistics:
     """Time to compute the batch."""
     output_s: float
     """Time to distribute the answers."""
-    request_s: float
-    """Time from arrival to answer within Triton."""
     rows_per_execution: float
     """Mean batch size in rows."""
     execution_s: float
@@ -97,11 +95,6 @@ class StepStatistics:
     """Rows of an execution → executions."""
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
     """Rows of an execution → mean seconds of an execution (input, compute, output)."""
-
-    @property
-    def compute_s(self) -> float:
-        """Seconds of input, compute and output of a request together."""
-        return self.input_s + self.infer_s + self.output_s
 
 
 def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelStatisticsCounters]:
@@ -246,7 +239,6 @@ def _statistics_between(
         input_s=mean("compute_input"),
         infer_s=mean("compute_infer"),
         output_s=mean("compute_output"),
-        request_s=mean("success"),
         rows_per_execution=delta.rows / delta.executions if delta.executions else 0.0,
         execution_s=computing / batched if batched else 0.0,
         busy=computing / elapsed_s if elapsed_s > 0 else 0.0,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from triton_pipelines.api.wording import truncate
 from triton_pipelines.compile.graph.graph import PIPELINE, Graph, Role, Step
 
 REQUEST: Final = "request"
@@ -134,7 +135,7 @@ def _describe(graph: Graph, name: str) -> tuple[str, str]:
     step = graph.step(name)
     if step is None:
         tensors = graph.inputs if name == REQUEST else [item.tensor for item in graph.outputs]
-        return name, _shortened(", ".join(tensor.name for tensor in tensors))
+        return name, truncate(", ".join(tensor.name for tensor in tensors), _LABEL_CHARACTERS_MAX)
     return (
         "cpu" if _on_cpu(step) else "gpu"
     ), f"{step.role.value}, {step.backend or step.platform}"
@@ -150,7 +151,7 @@ def _arrow(source: DiagramBox, target: DiagramBox, tensors: tuple[str, ...]) -> 
     middle = (x1 + x2) // 2
     return Arrow(
         tensors,
-        _shortened(", ".join(tensors)) or "calls",
+        truncate(", ".join(tensors), _LABEL_CHARACTERS_MAX) or "calls",
         f"M {x1} {y1} C {middle} {y1}, {middle} {y2}, {x2 - 6} {y2}",
         # Just before the target's column; arrows to several targets are apart there.
         x2 - (_COLUMN - BOX_WIDTH) // 2,
@@ -165,13 +166,9 @@ def _detour(source: DiagramBox, target: DiagramBox, tensors: tuple[str, ...], la
     gap = _COLUMN - BOX_WIDTH
     return Arrow(
         tensors,
-        _shortened(", ".join(tensors)) or "calls",
+        truncate(", ".join(tensors), _LABEL_CHARACTERS_MAX) or "calls",
         f"M {x1} {y1} C {x1 + gap // 2} {y1}, {x1 + gap // 4} {lane}, {x1 + gap} {lane}"
         f" L {x2 - gap} {lane} C {x2 - gap // 4} {lane}, {x2 - gap // 2} {y2}, {x2 - 6} {y2}",
         (x1 + x2) // 2,
         lane - 6,
     )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LABEL_CHARACTERS_MAX else f"{text[: _LABEL_CHARACTERS_MAX - 1]}…"

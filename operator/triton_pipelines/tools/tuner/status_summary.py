@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from triton_pipelines.api.tuning_status import TuningPoint, TuningStatus
+from triton_pipelines.api.wording import truncate
 
 from .report import ReportPoint, TuningReport
 
@@ -32,9 +33,9 @@ def status_of(report: TuningReport) -> dict[str, Any]:
     message_length = _MAX_MESSAGE
     while True:
         status = TuningStatus(
-            message=_cut(report.message, message_length),
-            advice=_cut(report.advice, 2 * message_length),
-            padding=_cut(report.padding, _MAX_PADDING),
+            message=truncate(report.message, message_length),
+            advice=truncate(report.advice, 2 * message_length),
+            padding=truncate(report.padding, _MAX_PADDING),
             patch=patch_yaml(report),
             gain_percent=max(0, round(100 * report.gain)),
             points=tuple(points),
@@ -77,7 +78,3 @@ def _microseconds(seconds: float) -> int:
     0, which leaves the field out, if too few requests were answered for a p99.
     """
     return min(round(seconds * 1e6), _MAX_MICROSECONDS) if math.isfinite(seconds) else 0
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

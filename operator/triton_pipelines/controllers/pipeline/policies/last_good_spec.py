@@ -128,10 +128,7 @@ def last_good_after(snapshot: Snapshot, applied: Sequence[Object]) -> str:
 
 def with_acted_hash(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with the hash of the last good spec: a failed revision is not retried."""
-    state = snapshot.state()
-    # A state without that hash was written by a release that forgot a failure with the first
-    # iteration over another spec.
-    return replace(snapshot, acted_spec_hash=state.revision.spec or state.rollout.failed_spec)
+    return replace(snapshot, acted_spec_hash=snapshot.state().revision.spec)
 
 
 def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:

@@ -112,8 +112,8 @@ def _would_interrupt(snapshot: Snapshot, revision: str, *, has_begun: bool) -> b
     being replaced, must not release the rollout.
     """
     serving = {pod.revision for pod in snapshot.pods if pod.serving}
-    desired = ((snapshot.deployment or {}).get("spec") or {}).get("replicas")
-    return revision not in serving and bool(serving or (has_begun and desired))
+    are_expected = has_begun and snapshot.deployed_replicas > 0
+    return revision not in serving and (bool(serving) or are_expected)
 
 
 def _kept_revision(snapshot: Snapshot, revision: str, state: RolloutState) -> str:

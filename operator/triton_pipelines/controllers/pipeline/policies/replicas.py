@@ -70,7 +70,7 @@ class Replicas:
 
         The stalled revision has to go first: the Deployment would give it a share of new pods.
         """
-        live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+        live = snapshot.deployed_replicas
         return (
             bool(stalled.revision)
             and self.owner == "scaling"
@@ -109,7 +109,7 @@ def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, 
     known = recorded(snapshot.live_data())
     if snapshot.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
         return known
-    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    live = snapshot.deployed_replicas
     return {**known, KEY_REPLICAS: live} if live not in (0, pipeline.spec.replicas) else known
 
 
@@ -167,7 +167,7 @@ def _with_other_managers(
     number, state = found.number, found.state
     others = state.others
     other = _other_owner(snapshot.deployment)
-    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    live = snapshot.deployed_replicas
     # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as
     # KEDA does, keeps the number and scales back to 0 itself.
     is_zero = number == 0
@@ -299,10 +299,7 @@ def _scaled_pods(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snaps
     if desired is None:
         if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
             return pipeline.spec.replicas
-        desired = (
-            int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
-            or pipeline.spec.replicas
-        )
+        desired = snapshot.deployed_replicas or pipeline.spec.replicas
     return max(bounds.low, min(bounds.max, desired))
 
 

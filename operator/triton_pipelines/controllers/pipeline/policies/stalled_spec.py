@@ -37,7 +37,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         for key in ("name", "namespace", "labels", "ownerReferences")
         if key in live["metadata"]
     }
-    data = {**live["data"], names.KEY_MEMORY: draft.state.with_states(state).to_json()}
+    data = {**live["data"], names.KEY_STATE: draft.state.with_states(state).to_json()}
     item = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": data}
     return replace(
         shared,

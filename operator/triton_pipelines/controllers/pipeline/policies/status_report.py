@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from triton_pipelines.api.conditions import ConditionType, condition_of
 from triton_pipelines.controllers.pipeline import padding_choices, ragged_fallback, step_status
 from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
@@ -40,7 +41,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if not invalid or run != tuning.before:
         status = with_tuning(status, replace(tuning.after, run=run).status())
     # An invalid spec needs no next check: a change of the spec starts an iteration.
-    waits = (not invalid and _ready(status).get("status") != "True") or draft.problems
+    is_ready = condition_of(status, ConditionType.READY).get("status") == "True"
+    waits = (not invalid and not is_ready) or draft.problems
     return Outcome(status=status, requeue_after=WAITING_SECONDS if waits else None)
 
 
@@ -97,7 +99,3 @@ def _blocked_status(
     )
     choices = padding_choices.to_status(draft.of(TunedPadding).choices)
     return padding_choices.with_choices(found, {"padding": choices})
-
-
-def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next((item for item in status["conditions"] if item["type"] == "Ready"), {})

@@ -65,7 +65,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     before = last_run(
         draft.state.tuning_run.document,
         snapshot.status.get("tuning"),
-        is_record_lost=not json_object(snapshot.live_data().get(names.KEY_MEMORY)),
+        is_record_lost=not json_object(snapshot.live_data().get(names.KEY_STATE)),
     )
     tuned = (
         interrupt(before, now)
