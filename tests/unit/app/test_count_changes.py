@@ -221,10 +221,10 @@ async def test_an_increase_during_which_an_overload_begins_is_not_measured(
     await loop.tick(10.0)
     loop.tritons.gate.set()
     await loop.settle()
-    memory = loop.scaler._states[loop.key].scaling_state
-    assert memory is not None
+    state = loop.scaler._states[loop.key].scaling_state
+    assert state is not None
     assert loop.counts["tokenizer"] > 1
-    assert (memory.actuation is not None) is is_measured
+    assert (state.actuation is not None) is is_measured
 
 
 async def test_a_metrics_outage_does_not_end_the_wait_for_an_increase(
