@@ -150,32 +150,38 @@ class CountChanger:
                 state.set_count(name, step.name, result.count)
         old = others[0] if previous is None else previous
         direction = "up" if count > old else "down"
-        scaling_state = state.scaling_state or ScalingState()
         if change.is_verified:
-            if change.reached_a_pod:
-                state.backoffs.pop(step.name, None)
             # Otherwise, the time contains that until no request waited any more.
             was_waited_for = was_waited_for or state.last_waited.get(step.name, 0.0) >= began
             is_measured = not was_waited_for or (direction == "up" and grows_under_load(step))
-            seconds = change.seconds if is_measured else None
-            state.scaling_state = replace(
-                scaling_state, actuation=seconds or scaling_state.actuation
-            )
+            self._record(state, step.name, change, is_measured=is_measured)
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
         if not change.reason:  # the change was stopped, and no pod failed
             self.metrics.observe_action(key, step.name, direction, "Stopped", None)
             return
-        self._fail(
-            state,
-            step.name,
-            f"{step.name} was not scaled from {old} to {count}: {change.reason}",
-        )
+        reason = f"{step.name} was not scaled from {old} to {count}: {change.reason}"
+        self._fail(state, step.name, reason)
         self.metrics.observe_action(key, step.name, direction, "Failed", None)
         self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
         if previous is not None and count > previous and not change.reached_a_pod:
             self._revert(state, step.name, previous, change)
+
+    def _record(
+        self,
+        state: PipelineScalingState,
+        step: str,
+        change: CountChangeResult,
+        *,
+        is_measured: bool,
+    ) -> None:
+        """Take the success of a change into the state, and its duration if it is meaningful."""
+        if change.reached_a_pod:
+            state.backoffs.pop(step, None)
+        if is_measured and change.seconds:
+            known = state.scaling_state or ScalingState()
+            state.scaling_state = replace(known, actuation=change.seconds)
 
     def _revert(
         self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
