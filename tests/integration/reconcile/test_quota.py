@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.operators import apply_any, eventually, make_namespace, operator, patch
 from tests.support.tenants import Place, Tenants
-from triton_pipelines.app import main
+from triton_pipelines.cluster import work_queue
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import EVENTS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.work_queue import TRANSIENT
@@ -49,7 +49,7 @@ async def test_a_quota_without_room_is_reported_and_delays_no_other_namespace(
     # Until then, a new process does not report that the load is unknown.
     monkeypatch.setattr(pipeline_state, "SETTLING_SECONDS", 2.0)
     # Attempts follow soon, and there are more of them.
-    monkeypatch.setattr(main, "TRANSIENT", dataclasses.replace(TRANSIENT, maximum=4.0))
+    monkeypatch.setattr(work_queue, "TRANSIENT", dataclasses.replace(TRANSIENT, maximum=4.0))
     hostile = [
         await make_namespace(place.admin, f"{place.hostile}-{number}")
         for number in range(len(KINDS))
