@@ -20,6 +20,7 @@ from e2e.local import binaries
 
 ARGO_MANAGER = "argocd-controller"
 TIMEOUT_SECONDS = 60
+_ATTEMPTS = 10
 _DIFF_FOUND = 1  # kubectl diff: 0 same, 1 different, more: it failed
 
 
@@ -69,34 +70,49 @@ def differences(
         context: default: the kubeconfig's current one.
 
     Raises:
-        RuntimeError: a tool failed (an object is missing or refused); its own message.
+        RuntimeError: a tool failed (an object is missing or refused), with its own message; or the
+            objects change all the time.
     """
     tool = kubectl or binaries.path_of("kubectl")
     access = [f"--kubeconfig={kubeconfig}", *([f"--context={context}"] if context else [])]
     manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
 
-    def diff(*flags: str) -> str:
-        command = [str(tool), *access, "diff", *flags, "--filename=-"]
-        # A plain recursive diff, whatever the user's own KUBECTL_EXTERNAL_DIFF says.
-        environment = {**os.environ, "KUBECTL_EXTERNAL_DIFF": "diff -u -N"}
-        done = subprocess.run(
-            command,
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(tool), *access, *arguments, "--filename=-"],
             input=manifest,
-            env=environment,
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
+
+    def diff(*flags: str) -> str:
+        # A plain recursive diff, whatever the user's own KUBECTL_EXTERNAL_DIFF says.
+        done = run("diff", *flags, KUBECTL_EXTERNAL_DIFF="diff -u -N")
         if done.returncode > _DIFF_FOUND or (done.returncode == _DIFF_FOUND and not done.stdout):
             raise RuntimeError(f"kubectl diff {' '.join(flags)} failed: {done.stderr.strip()}")
         return done.stdout
 
-    return Differences(
-        client_side=diff(),
-        server_side=diff("--server-side", "--force-conflicts", f"--field-manager={ARGO_MANAGER}"),
-        argo=_argo(kubeconfig, objects, context),
-    )
+    def versions() -> str:
+        done = run("get", "--output=jsonpath={..resourceVersion}")
+        if done.returncode != 0:
+            raise RuntimeError(f"kubectl get failed: {done.stderr.strip()}")
+        return done.stdout
+
+    # Every way reads an object and then asks for a dry run: a status that is written in between
+    # would show as a difference.
+    for _ in range(_ATTEMPTS):
+        before = versions()
+        found = Differences(
+            diff(),
+            diff("--server-side", "--force-conflicts", f"--field-manager={ARGO_MANAGER}"),
+            _argo(kubeconfig, objects, context),
+        )
+        if versions() == before:
+            return found
+    raise RuntimeError(f"the objects changed during each of {_ATTEMPTS} comparisons")
 
 
 def _argo(
