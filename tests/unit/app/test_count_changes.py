@@ -132,8 +132,8 @@ async def test_a_serving_pod_that_refuses_connections_is_a_failure(
     assert loop.counts["tokenizer"] == 1
 
 
-async def test_a_pending_increase_delays_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can last as long as an overload; another step can need more at any time of it."""
+async def with_pending_increase(monkeypatch: pytest.MonkeyPatch) -> tuple[Loop, str, int]:
+    """Return a loop in which the postprocess is being changed, its pod and the new count."""
     loop = of(monkeypatch, postprocess=POST)
     (pod,) = (pod.name for pod in loop.world.pods)
     loop.tritons.gates["postprocess"] = asyncio.Event()
@@ -141,6 +141,12 @@ async def test_a_pending_increase_delays_no_other_step(monkeypatch: pytest.Monke
     await loop.tick()
     await eventually("a step is being changed", lambda: loop.tritons.loads)
     ((_, pending),) = loop.tritons.loads
+    return loop, pod, pending
+
+
+async def test_a_pending_increase_delays_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can last as long as an overload; another step can need more at any time of it."""
+    loop, pod, pending = await with_pending_increase(monkeypatch)
     flows(loop, BUSY, BUSY)
     await loop.tick()
     await eventually("the other step is changed", lambda: pod in dict(loop.tritons.loads))
@@ -178,13 +184,7 @@ async def test_a_count_that_cannot_be_recorded_stops_no_other_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The pending increase stays; only the new one is given up."""
-    loop = of(monkeypatch, postprocess=POST)
-    (pod,) = (pod.name for pod in loop.world.pods)
-    loop.tritons.gates["postprocess"] = asyncio.Event()
-    flows(loop, CALM, BUSY)
-    await loop.tick()
-    await eventually("a step is being changed", lambda: loop.tritons.loads)
-    ((_, pending),) = loop.tritons.loads
+    loop, pod, pending = await with_pending_increase(monkeypatch)
     loop.writes = False
     flows(loop, BUSY, BUSY)
     await loop.tick()
