@@ -137,6 +137,13 @@ def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_al
     )
 
 
+def test_a_reported_trouble_keeps_its_words_until_the_pods_have_been_read() -> None:
+    """A slow page makes it "no complete response yet" for a moment, which would cost two writes."""
+    found = started(metrics_said("MetricsMissing", "the metrics page returned HTTP 404"))
+    assert is_settling(found, Verdict.UNKNOWN, START + 29, "MetricsMissing")
+    assert not is_settling(found, Verdict.UNKNOWN, START + 30, "MetricsMissing")
+
+
 def test_a_changed_metrics_source_is_reported_at_once() -> None:
     """What is said is of a source that nobody asks any longer."""
     found = started(

@@ -78,6 +78,19 @@ async def test_other_instances_are_chosen_where_they_carry_more_as_measured(
     assert all(one.load.p99 <= LATENCY_BUDGET for one in run.measured if one.setting == chosen)
 
 
+async def test_a_current_setting_predicted_far_too_low_is_led_to_its_limit() -> None:
+    """A disturbed calibration predicts a fraction of what the current setting serves."""
+    server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: 560.0})
+    run = verified(server)
+    run.predictions[-1] = PredictedSetting(CURRENT, 150.0, 180.0)
+    await GainVerification(run).verify()
+    rates = [rate for setting, rate in server.loads if setting == CURRENT]
+    assert 250 < rates[1] < 350, "twice what it was measured to serve, well within the budget"
+    assert rates[2:] == [pytest.approx(560 / 1.05)]
+    assert (run.decision.is_better, run.decision.setting) == (True, ONE), run.decision.reason
+    assert run.decision.gain == pytest.approx(560 / rates[1] - 1)
+
+
 async def test_the_time_that_is_left_goes_to_the_proof_first() -> None:
     server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: 2000.0})
     run = verified(server)

@@ -180,6 +180,8 @@ class _Baseline:
 
     It is not reliable as a rate, but a gain is counted from it.
     """
+    tried: float
+    """Highest rate that was measured."""
 
     @classmethod
     def of(cls, own: Sequence[SettingMeasurement], latency_budget: float) -> _Baseline:
@@ -193,7 +195,7 @@ class _Baseline:
             (one.rate for one in own if one.rate < exceeded and one.is_within(latency_budget)),
             default=0.0,
         )
-        return cls(met, exceeded, within)
+        return cls(met, exceeded, within, max((one.rate for one in own), default=0.0))
 
 
 def decide(
@@ -264,10 +266,15 @@ def _verified_rate(
         return rate, _failure(own, not_met, latency_budget)
     met = f"it met the latency budget at {rate:.0f} requests/s"
     if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
+        compared = (
+            "did not exceed the budget either"
+            if baseline.tried * (1 + MIN_GAIN) * 1.0001 > rate
+            else "was not measured"
+        )
         return (
             rate,
             f"its gain is not verified: {met}, but at a rate {MIN_GAIN:.0%} lower, the current "
-            "setting did not exceed the budget either",
+            f"setting {compared}",
         )
     if is_unrepeated:
         return rate, f"{met}, but this was not confirmed by a second measurement"

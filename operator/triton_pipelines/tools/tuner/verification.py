@@ -106,16 +106,29 @@ class GainVerification:
         best, points = winner, 2 * (self._run.effort.repeats - 1)
         for number in range(points):
             if self._run.points_left > 0 and number % 2 == 0:
-                # If that is far beyond its capacity, twice the capacity exceeds the budget as well.
-                await self._run.measure_point(
-                    self._run.server.current,
-                    current_rate,
-                    "the current setting, at the candidate's rate",
-                )
+                await self._exceed_with_current(current_rate)
             elif self._run.points_left > 0:
                 await self._run.measure_point(best.setting, best.rate, "the candidate again")
             if number == 0 and self._run.points_left >= points and self._run.has_time_for(points):
                 best = await self._measure_challenger(winner, tried)
+
+    async def _exceed_with_current(self, rate: float) -> None:
+        """Measure the current setting at a rate that it has to miss.
+
+        If that is far beyond its capacity, twice the capacity exceeds the budget as well. If it is
+        far beyond what was measured so far, which a disturbed calibration makes little, twice that
+        may be within the budget: then the next measurement may be at a higher rate.
+        """
+        while self._run.points_left > 0:
+            got = await self._run.measure_point(
+                self._run.server.current, rate, "the current setting, at the candidate's rate"
+            )
+            if (
+                got is None
+                or got.rate >= rate
+                or got.check_budget(self._run.latency_budget) is BudgetCheck.EXCEEDED
+            ):
+                return
 
     async def _measure_challenger(
         self, winner: _Candidate, tried: set[BatchingSetting]
