@@ -194,6 +194,9 @@ def kube_proxy_config(spec: NodeSpec) -> dict[str, Any]:
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
+        # How soon a failed update of the rules is repeated (default: 30 s). On a busy machine, the
+        # lock of iptables is taken for longer than an update waits for it.
+        "iptables": {"syncPeriod": "5s"},
         "clientConnection": {"kubeconfig": str(spec.control / "proxy.kubeconfig")},
         "hostnameOverride": spec.name,
         "clusterCIDR": str(spec.subnets.pods),

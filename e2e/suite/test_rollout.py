@@ -20,7 +20,8 @@ MISSING_MODEL = {"source": {"uri": "s3://missing/models/sentiment/model.onnx"}}
 def test_no_request_is_lost(
     tiny: TinyPipeline, measured: Record, strategy: str, replicas: int
 ) -> None:
-    tiny.serve("old", replicas=replicas, rollout={"strategy": strategy})
+    # The drain has to last longer than the update of the node's rules on a busy machine.
+    tiny.serve("old", replicas=replicas, rollout={"strategy": strategy, "drainSeconds": 12})
     before = tiny.pod_names()
     with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("new")

@@ -97,6 +97,7 @@ class ModelPod:
     phase: str = "Pending"  # Pending | Unschedulable | Loading | Failing | Ready
     since: dt.datetime = START
     away: bool = False
+    left: dt.datetime | None = None  # when it is gone
     loaded: str = ""
     asked: Object | None = None  # resources of the server by a resize
     given: Object | None = None  # and those in force
@@ -131,6 +132,8 @@ class World:
     options: Options = field(default_factory=builders.options)
     verdicts: dict[str, str] = field(default_factory=dict)
     scheduler: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    linger: float = 0.0  # seconds that pods which are being terminated keep their room
+    load: float = 0.0  # least seconds that pods load
     may_roll: bool = True
     now: dt.datetime = START
     children: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -358,7 +361,8 @@ class World:
             "ownerReferences": ownership.controlled_by(self.replica_set(pod.template)),
         }
         if pod.away:
-            metadata["deletionTimestamp"] = rfc3339(self.now)
+            left = pod.left if pod.left is not None else self.now
+            metadata["deletionTimestamp"] = rfc3339(left)
         if pod.name in self.managed:
             metadata["managedFields"] = self.managed[pod.name]
         status: Object = {
@@ -696,7 +700,11 @@ class World:
 
     def run_pods(self) -> Self:
         """Scheduler and kubelet: each pod takes one step, those on their way out are gone."""
-        self.pods = [pod for pod in self.pods if not pod.away]
+        for pod in self.pods:
+            if pod.away and pod.left is None:
+                is_placed = pod.phase not in ("Pending", "Unschedulable")
+                pod.left = self.now + dt.timedelta(seconds=self.linger * is_placed)
+        self.pods = [pod for pod in self.pods if pod.left is None or self.now < pod.left]
         for job in self.preflights:
             reported: Object = {"failed": 1} if self.preflight_pod == REMOVED else {"active": 1}
             if self.preflight == PASSES:
@@ -706,15 +714,20 @@ class World:
             if pod.name not in self.kubelet:
                 pod.given = pod.asked
             placed = sum(other.phase not in ("Pending", "Unschedulable") for other in self.pods)
+            if pod.away:
+                continue
             if pod.phase in ("Pending", "Unschedulable"):
                 if self.room is None or placed < self.room:
                     pod.phase, pod.since, pod.loaded = "Loading", self.now, self._fetch(pod)
                 elif pod.phase == "Pending":
                     pod.phase, pod.since = "Unschedulable", self.now
-            elif pod.phase in ("Loading", "Failing"):
+            elif pod.phase in ("Loading", "Failing") and self._has_loaded(pod):
                 ends = "Failing" if self.verdicts.get(pod.revision) in (BAD, STIFF) else "Ready"
                 self.pods[index] = replace(pod, phase=ends, since=self.now)
         return self
+
+    def _has_loaded(self, pod: ModelPod) -> bool:
+        return (self.now - pod.since).total_seconds() >= self.load
 
     def _fetch(self, pod: ModelPod) -> str:
         """Act as the loader.

@@ -100,6 +100,7 @@ async def test_only_what_explains_a_pod_is_kept(cluster: Cluster) -> None:
     assert await NodeList(cluster, cluster.clock).read() == (
         {
             "metadata": {"name": "a", "labels": {GPU_PRODUCT_LABEL: "A100"}},
+            "spec": {"unschedulable": False},
             "status": {"allocatable": {"nvidia.com/gpu": "1"}},
         },
     )

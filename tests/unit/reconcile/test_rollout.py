@@ -5,6 +5,7 @@ The tests cover which revision runs, how it gets there, and what happens when it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import BAD, DUMB, World
 from triton_pipelines.api import names
+from triton_pipelines.controllers.pipeline.deployment_progress import serves_whole
 from triton_pipelines.controllers.pipeline.planner import Plan
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
@@ -396,6 +398,76 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up(
     assert mode(world) == "surge 1"
 
 
+def least_serving(world: World, seconds: int) -> int:
+    """Run all parts for a while, second by second; return the least number of serving pods."""
+    least = len(world.serving)
+    for _ in range(seconds):
+        world.step()
+        world.pass_time(1).control().run_pods()
+        least = min(least, len(world.serving))
+    return least
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_auto_waits_for_the_room_of_pods_that_leave(replicas: int) -> None:
+    """With room for one more pod, which an old pod keeps for as long as it drains."""
+    world = served(room=replicas + 1, replicas=replicas)
+    world.linger, world.load = 60.0, 20.0
+    world.change(**CHANGE)
+    assert least_serving(world, 25) == replicas
+    world.change(tokenizer={"maxLength": 32})
+    assert least_serving(world, 500) == replicas
+    world.linger = 0.0
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
+    assert world.observed().state().rollout.left == ""
+
+
+def test_auto_still_makes_room_once_pods_have_left() -> None:
+    """Pods of others take the room that the old pod left; a lost node keeps its pods."""
+    world = served(room=2)
+    world.linger = 60.0
+    world.change(**CHANGE)
+    assert least_serving(world, 10) == 1
+    world.room = 1
+    world.change(tokenizer={"maxLength": 32})
+    assert least_serving(world, 60) == 1
+    assert least_serving(world, 60) == 0
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
+
+
+def test_the_deadline_of_a_new_pod_begins_when_it_has_room() -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge", "progressDeadlineSeconds": 60})
+    world.linger, world.load = 70.0, 50.0
+    world.change(**CHANGE)
+    least_serving(world, 200)
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
+    world.linger, world.load = 70.0, 1e6
+    world.change(tokenizer={"maxLength": 32})
+    old, _ = world.deployed, least_serving(world, 110)
+    new, exceeded = world.deployed, world.deployment["status"]["conditions"][0]
+    assert (new != old, exceeded["reason"]) == (True, "ProgressDeadlineExceeded")
+    assert world.condition("Ready")["reason"] != "RolloutFailed"
+    assert 0 < (world.step().requeue_after or 0) < 60
+    least_serving(world, 60)
+    assert world.deployed == old, "the new pod has had a minute on its node"
+
+
+def test_a_revision_whose_pods_answer_no_probe_is_not_verified() -> None:
+    """A crash at the first test inference is a probe without a response."""
+    world = served()
+    old = world.deployed
+    world.change(**CHANGE)
+    for _ in range(3):
+        world.step()
+        world.pass_time(5).control().run_pods()
+    observed = world.observed()
+    (pod,) = observed.pods
+    silent = replace(observed.probes[pod.uid], error="no response within 10 s")
+    assert serves_whole(observed, pod.revision, 1)
+    assert not serves_whole(replace(observed, probes={pod.uid: silent}), pod.revision, 1)
+    assert pod.revision != old
+
+
 HOPELESS = (
     (
         "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. "
@@ -415,6 +487,30 @@ def test_auto_gives_no_pod_up_where_that_makes_no_room(words: str) -> None:
     assert mode(world) == "surge 1"
     assert [pod.revision for pod in world.serving] == [old]
     assert world.reasons()["Available"] == "True Serving"
+
+
+def node(gpus: str, *, cordoned: bool = False) -> dict[str, Any]:
+    """Return a node as the list of nodes reduces it, with plenty of CPU and memory."""
+    allocatable = {"cpu": "64", "memory": "256Gi", "nvidia.com/gpu": gpus}
+    return {
+        "metadata": {"name": "node-1", "labels": {}},
+        "spec": {"unschedulable": cordoned},
+        "status": {"allocatable": allocatable},
+    }
+
+
+@pytest.mark.parametrize(
+    ("there", "removes"),
+    [(node("1"), True), (node("1", cordoned=True), False), (node("0"), False)],
+    ids=["room", "cordoned", "too small"],
+)
+def test_auto_gives_no_pod_up_whose_node_cannot_take_the_new_one(
+    there: dict[str, Any], removes: bool
+) -> None:
+    world = served(room=1)
+    world.nodes = (there,)
+    world.change(**CHANGE)
+    assert least_serving(world, 120) == (0 if removes else 1)
 
 
 def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:

@@ -16,6 +16,7 @@ from triton_pipelines.controllers.timestamps import moment, timestamp
 from .owner_references import owned
 from .pod_problems import Problem
 from .snapshot import Snapshot
+from .surge_room import leaving_until
 
 # How long a preflight counts as a rollout. One that does not pass must not keep others waiting.
 PREFLIGHT_TIME: Final = dt.timedelta(minutes=5)
@@ -26,11 +27,12 @@ STALLED_TIME: Final = dt.timedelta(minutes=15)
 def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
     """Return whether this revision alone serves the pipeline.
 
-    A pod that fails a test inference does not count as serving.
+    A pod that fails a test inference, or whose probe got no response, does not count as serving.
     """
     serving = [pod for pod in snapshot.pods if pod.serving]
     failing = any(
-        (probe := snapshot.probes.get(pod.uid)) and probe.inference_error for pod in serving
+        (probe := snapshot.probes.get(pod.uid)) and (probe.inference_error or probe.error)
+        for pod in serving
     )
     return (
         0 < replicas <= len(serving)
@@ -60,6 +62,34 @@ def deadline_exceeded(
     )
     seconds = ((snapshot.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
     return Reason.ROLLOUT_FAILED, f"no progress within {seconds} s: {why}"
+
+
+def deadline_counts_in(target: str, snapshot: Snapshot, now: dt.datetime) -> float | None:
+    """Return the seconds until the exceeded deadline of a Deployment counts; ``None`` if it does.
+
+    The Deployment counts from the change of its template. But a new pod may first have to wait for
+    room, such as that of an old pod that still completes its requests. Then its time begins when
+    it gets a node.
+    """
+    if deadline_exceeded(target, snapshot, ()) is None:
+        return None
+    left = leaving_until(snapshot)
+    if left is not None and left > now:
+        return (left - now).total_seconds()
+    spec = (snapshot.deployment or {}).get("spec") or {}
+    seconds = int(spec.get("progressDeadlineSeconds") or 0)
+    placed = max(
+        (
+            moment(str(pod.condition("PodScheduled").get("lastTransitionTime") or "")) or now
+            for pod in snapshot.pods
+            if pod.revision == target
+            and not pod.deleting
+            and pod.condition("PodScheduled").get("status") == "True"
+        ),
+        default=None,
+    )
+    remaining = (placed - now).total_seconds() + seconds if placed is not None else 0.0
+    return remaining if remaining > 0 else None
 
 
 def is_rolling_out(deployment: Mapping[str, Any]) -> bool:

@@ -36,7 +36,7 @@ class NodeList:
     _listing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def read(self) -> tuple[Object, ...] | None:
-        """Return the name, the GPU product and the allocatable resources of each node.
+        """Return name, GPU product and allocatable resources of each node, and if it is cordoned.
 
         ``None`` if they may not be listed, as for a namespaced operator.
         """
@@ -61,5 +61,6 @@ def _reduced(node: Object) -> Object:
             "name": metadata["name"],
             "labels": {GPU_PRODUCT_LABEL: product} if product else {},
         },
+        "spec": {"unschedulable": bool((node.get("spec") or {}).get("unschedulable"))},
         "status": {"allocatable": (node.get("status") or {}).get("allocatable") or {}},
     }

@@ -105,7 +105,7 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
         r"\.? (?:no new claims|still not schedulable|preemption:)",
         str(condition.get("message", "")),
     )[0].rstrip(" .,")
-    requested = _requests(pod)
+    requested = requests_of(pod)
     if gpu_resource in requested and (
         gpu_resource in message
         or "node affinity" in message
@@ -132,7 +132,8 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
     )
 
 
-def _requests(pod: Pod) -> dict[str, str]:
+def requests_of(pod: Pod) -> dict[str, str]:
+    """Return the resource requests of a pod's server, or of the loader of a preflight."""
     for container in (pod.raw.get("spec") or {}).get("containers") or ():
         if container.get("name") in (names.CONTAINER_SERVER, names.CONTAINER_LOADER):
             return {**((container.get("resources") or {}).get("requests") or {})}

@@ -52,7 +52,11 @@ def conditions_of(
             pod for pod in updated if _needs_verification(snapshot.probes.get(pod.uid), is_probed)
         ],
         leading=most_severe([problem for problem in problems if problem.pod in pod_names]),
-        overdue=deadline_exceeded(desired, snapshot, problems),
+        overdue=(
+            deadline_exceeded(desired, snapshot, problems)
+            if rollout.deadline_counts_in is None
+            else None
+        ),
         available=available(serving, snapshot),
         models=_models(snapshot, desired, updated, problems, number.number),
     )

@@ -59,6 +59,8 @@ class RolloutState(PolicyState):
     """Why it was rolled back."""
     restored: str = ""
     """Revision that was restored in its place."""
+    left: str = ""
+    """When pods that were being deleted while a new pod lacked room have left at the latest."""
     overdue_revision: str = ""
     """Revision whose progress deadline passed before old pods were removed for it; empty once it
     has made progress since."""

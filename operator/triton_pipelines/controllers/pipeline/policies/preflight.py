@@ -31,7 +31,7 @@ from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState
 from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.pipeline.surge_room import is_surging, surge_ends_in
-from triton_pipelines.controllers.timestamps import timestamp
+from triton_pipelines.controllers.timestamps import moment, timestamp
 
 from .revision import DesiredRevision
 
@@ -147,7 +147,7 @@ def _removes_old_pod(
     if rollout.strategy is RolloutStrategy.SURGE:
         return False
     if rollout.strategy is RolloutStrategy.AUTO:
-        ends_in = surge_ends_in(revision, snapshot, now)
+        ends_in = surge_ends_in(revision, snapshot, moment(state.left), now)
         has_begun = state.mode_revision == revision and state.mode == RolloutStrategy.NO_SURGE
         return ends_in is not None and ends_in <= 0 and not has_begun
     # The Deployment keeps its present template, which has to be known.

@@ -14,8 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.rollout_strategy import RolloutStrategy
+from triton_pipelines.controllers.pipeline.actions import soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
+from triton_pipelines.controllers.pipeline.deployment_progress import (
+    deadline_counts_in,
+    deadline_exceeded,
+)
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
 from triton_pipelines.controllers.pipeline.probe_record import DEAD_PROBES_ALONE, Probe
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
@@ -24,8 +28,10 @@ from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardSt
 from triton_pipelines.controllers.pipeline.surge_room import (
     is_surging,
     lacks_room,
+    leaving_until,
     surge_ends_in,
 )
+from triton_pipelines.controllers.timestamps import moment, rfc3339
 
 from .preflight import Preflight
 from .replicas import Replicas
@@ -59,6 +65,9 @@ class Rollout:
     leaves alone. Empty if it can."""
     preflight: Preflight = field(default_factory=Preflight)
     """The preflight that the rollout waits for."""
+    deadline_counts_in: float | None = None
+    """Seconds until the exceeded progress deadline counts; ``None`` if it does, or has not passed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +94,13 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     old_removed = _has_removed_old_pods(mode, snapshot, desired) or (
         strategy is RolloutStrategy.AUTO and _has_lost_old_pods(snapshot, desired, state.verified)
     )
+    counts_in = deadline_counts_in(begun_target.revision, snapshot, now)
     failure = _failure(
-        begun_target.revision, snapshot, draft.problems, old_removed, state.overdue_revision
+        begun_target.revision,
+        snapshot,
+        draft.problems,
+        old_removed,
+        counts_deadline=counts_in is None and state.overdue_revision != begun_target.revision,
     )
     if blocks_scaling and failure is None:
         failure = _Failure(
@@ -108,6 +122,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         if begun_target.revision == desired and state.verified not in ("", desired)
         else "",
         preflight,
+        counts_in,
     )
     may_roll_back = blocks_scaling or old_removed
     rollback = None
@@ -118,7 +133,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     rollout = rollback or rollout
     # A rollback ends the watch over the rollout.
     states = (rollout.state, SloGuardState()) if rollback is not None else (rollout.state,)
-    return Outcome(decision=rollout, states=states, requeue_after=rollout.recheck)
+    return Outcome(
+        decision=rollout, states=states, requeue_after=soonest(rollout.recheck, counts_in)
+    )
 
 
 def _after_success(begun_target: RolloutTarget, desired: str, snapshot: Snapshot) -> RolloutState:
@@ -128,7 +145,7 @@ def _after_success(begun_target: RolloutTarget, desired: str, snapshot: Snapshot
     state = replace(begun_target.state, verified=desired)
     if all(pod.serving for pod in snapshot.pods if not pod.deleting):
         # The next rollout starts with a surge again: there may be room by then.
-        state = replace(state, mode_revision="", mode="")
+        state = replace(state, mode_revision="", mode="", left="")
     return state
 
 
@@ -237,9 +254,13 @@ def _auto(
 ) -> tuple[RolloutStrategy, RolloutState, float | None]:
     if state.mode_revision == target and state.mode == RolloutStrategy.NO_SURGE:
         return RolloutStrategy.NO_SURGE, state, None
-    remaining = surge_ends_in(target, snapshot, now)
+    remaining = surge_ends_in(target, snapshot, moment(state.left), now)
     if remaining is None:
         return RolloutStrategy.SURGE, state, None
+    leaving = leaving_until(snapshot)
+    if leaving is not None:
+        # Once these pods are gone, the scheduler needs time to give their room to the new pod.
+        state = replace(state, left=rfc3339(leaving))
     if remaining > 0:
         return RolloutStrategy.SURGE, state, remaining
     return (
@@ -343,7 +364,8 @@ def _failure(
     snapshot: Snapshot,
     problems: Sequence[Problem],
     old_removed: bool,
-    overdue: str = "",
+    *,
+    counts_deadline: bool,
 ) -> _Failure | None:
     """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
 
@@ -359,7 +381,7 @@ def _failure(
             problem.is_final or (is_down and problem.is_permanent and not pod.deleting)
         ):
             return _Failure(problem.reason, problem.message)
-    exceeded = deadline_exceeded(target, snapshot, problems) if overdue != target else None
+    exceeded = deadline_exceeded(target, snapshot, problems) if counts_deadline else None
     return _Failure(*exceeded) if exceeded is not None else None
 
 
