@@ -112,7 +112,9 @@ def test_new_pods_that_serve_stay() -> None:
 
     def failed(*pods: Pod) -> bool:
         snapshot = Snapshot(builders.document(), pods=pods)
-        return _failure("new", snapshot, [problem], old_removed=True) is not None
+        return (
+            _failure("new", snapshot, [problem], old_removed=True, counts_deadline=True) is not None
+        )
 
     assert failed(failing)
     assert not failed(serving, failing)

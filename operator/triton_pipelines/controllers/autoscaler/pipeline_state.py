@@ -314,10 +314,10 @@ def is_settling(
 
     The start is not a change of the pipeline, and the first rates cover a few seconds only. Until
     its windows are full, the process does not replace one calm verdict by another unless counts
-    changed. At first it reports neither an unknown load nor unusable metrics, not even if the
-    status reports them already: this process has not read the pods yet, which is not the cause.
-    What the status says about metrics is replaced at once if their source changed or a failure is
-    over: else it would name a connection that is no longer used.
+    changed. At first it reports neither an unknown load nor unusable metrics, nor missing samples
+    for another reason than the status does: this process may not have read the pods yet. What the
+    status says about metrics is replaced at once if their source changed or a failure is over: else
+    it would name a connection that is no longer used.
 
     Args:
         state: The pipeline.
@@ -343,9 +343,10 @@ def is_settling(
         return False
     slow = state.pipeline.spec.scaling.windows.slow
     full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * slow)
-    if metrics_failure:
-        return elapsed < SETTLING_SECONDS
-    return verdict.value != reported.verdict and elapsed < full
+    is_unread = metrics_failure == Reason.METRICS_MISSING
+    return (verdict.value != reported.verdict or is_unread) and elapsed < (
+        SETTLING_SECONDS if metrics_failure else full
+    )
 
 
 def change_key(view: ScalingView) -> Hashable:
