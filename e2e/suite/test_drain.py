@@ -6,7 +6,7 @@ from kubernetes.client.exceptions import ApiException
 
 from e2e.suite.kube import Kube, wait_for
 from e2e.suite.measured import Record
-from e2e.suite.tiny import TinyPipeline, assert_none_lost, wait_left
+from e2e.suite.tiny import LOADED_DRAIN_SECONDS, TinyPipeline, assert_none_lost, wait_left
 from triton_pipelines.api import names
 
 REPLACED_SECONDS = 90.0
@@ -32,7 +32,7 @@ def evict(kube: Kube, namespace: str, pod: str) -> HTTPStatus:
 
 
 def test_fewer_replicas_cost_no_request(kube: Kube, tiny: TinyPipeline, measured: Record) -> None:
-    tiny.serve("old", replicas=2)
+    tiny.serve("old", replicas=2, rollout={"drainSeconds": LOADED_DRAIN_SECONDS})
     assert kube.find("PodDisruptionBudget", tiny.namespace, tiny.name) is not None
     before = tiny.pod_names()
     with tiny.load() as load:
@@ -56,7 +56,7 @@ def test_fewer_replicas_cost_no_request(kube: Kube, tiny: TinyPipeline, measured
 def test_a_drain_takes_pod_after_pod_and_costs_no_request(
     kube: Kube, tiny: TinyPipeline, measured: Record
 ) -> None:
-    tiny.serve("old", replicas=2)
+    tiny.serve("old", replicas=2, rollout={"drainSeconds": LOADED_DRAIN_SECONDS})
     kube.wait(
         "PodDisruptionBudget",
         tiny.namespace,

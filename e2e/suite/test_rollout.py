@@ -9,7 +9,13 @@ from e2e.load.generator import Load
 from e2e.suite.kube import Kube, Object
 from e2e.suite.measured import Record
 from e2e.suite.story import version, watched
-from e2e.suite.tiny import SAFE_CLIENTS, TinyPipeline, assert_none_lost, wait_left
+from e2e.suite.tiny import (
+    LOADED_DRAIN_SECONDS,
+    SAFE_CLIENTS,
+    TinyPipeline,
+    assert_none_lost,
+    wait_left,
+)
 from triton_pipelines.api import names
 
 OTHER_MODEL = {"source": {"uri": "configmap://tiny-sources/other.onnx"}}
@@ -20,8 +26,8 @@ MISSING_MODEL = {"source": {"uri": "s3://missing/models/sentiment/model.onnx"}}
 def test_no_request_is_lost(
     tiny: TinyPipeline, measured: Record, strategy: str, replicas: int
 ) -> None:
-    # The drain has to last longer than the update of the node's rules on a busy machine.
-    tiny.serve("old", replicas=replicas, rollout={"strategy": strategy, "drainSeconds": 12})
+    rollout = {"strategy": strategy, "drainSeconds": LOADED_DRAIN_SECONDS}
+    tiny.serve("old", replicas=replicas, rollout=rollout)
     before = tiny.pod_names()
     with tiny.load() as load, watched(tiny.kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("new")

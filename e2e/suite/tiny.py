@@ -27,6 +27,8 @@ NAME = "tiny"
 SOURCES = "tiny-sources"
 DRAIN_SECONDS = 4
 """Longer than it takes a small cluster to take a leaving pod out of every Service rule."""
+LOADED_DRAIN_SECONDS = 12
+"""The same where the only other pod leaves under load: the rules may need a second attempt."""
 LEFT_SECONDS = 60.0
 """Seconds for everything around a pod's own grace period.
 
