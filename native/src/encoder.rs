@@ -8,7 +8,8 @@ use tokenizers::{
     Encoding, PaddingParams, PostProcessor, Tokenizer, TruncationParams, TruncationStrategy,
 };
 
-use crate::pairs::{PairLayout, shares};
+use crate::checks;
+use crate::pairs::{PairLayout, check_single, shares};
 use crate::row_limit::RowLimit;
 use crate::settings::{Kind, Settings, Truncation};
 use crate::words::{WordMemory, WordRules};
@@ -51,6 +52,13 @@ pub struct Columns {
 }
 
 impl Columns {
+    /// Returns the elements that the largest column has memory for.
+    pub fn capacity(&self) -> usize {
+        let tokens = [self.ids.capacity(), self.types.capacity(), self.special.capacity()];
+        let others = [self.lengths.capacity(), self.offsets.capacity()];
+        tokens.into_iter().chain(others).max().unwrap_or(0)
+    }
+
     /// Removes the rows from `rows` on, whose first token is `tokens`.
     pub fn truncate(&mut self, rows: usize, tokens: usize) {
         self.lengths.truncate(rows);
@@ -134,6 +142,7 @@ impl Encoder {
     /// # Errors
     /// The reason why it cannot be used with these settings.
     pub fn new(mut tokenizer: Tokenizer, settings: &Settings) -> Result<Self, String> {
+        checks::check(&tokenizer, settings)?;
         let pairs = settings.pairs();
         let special_tokens = settings.special_tokens;
         let special = match tokenizer.get_post_processor() {
@@ -312,7 +321,7 @@ fn pads(tokenizer: &Tokenizer) -> Pads {
     }
 }
 
-/// Lets the library cut single texts at `cut`; returns how to cut pairs.
+/// Checks the template, and lets the library cut single texts at `cut`; returns how to cut pairs.
 ///
 /// The library keeps all parts that it cuts off, of a pair each part of one text with each part of
 /// the other: two texts of 60 kB would fill 16 GB.
@@ -323,6 +332,9 @@ fn cut_rows(
     special: usize,
 ) -> Result<Option<PairLayout>, String> {
     tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+    if !settings.pairs() {
+        check_single(tokenizer, settings.special_tokens)?;
+    }
     let Some(max_length) = cut else {
         return Ok(None);
     };
@@ -367,13 +379,13 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::row_limit::MOST_ROW_BYTES;
     use crate::settings::{Integer, Output, Padding};
     use crate::words::tests::bert;
 
-    fn settings(kinds: &[Kind], names: &[&str], max_length: usize) -> Settings {
+    pub(crate) fn settings(kinds: &[Kind], names: &[&str], max_length: usize) -> Settings {
         Settings {
             batched: true,
             prefetches: true,
@@ -445,6 +457,37 @@ mod tests {
             error.as_deref(),
             Some("tritonpipe.max_length: 2 leaves no room for text next to 2 special tokens")
         );
+    }
+
+    #[test]
+    fn a_template_must_insert_a_single_text_once() {
+        use tokenizers::processors::template::TemplateProcessing;
+        let refused = |template: &str, max_length, truncation| {
+            let mut tokenizer = bert(99);
+            let mut made = TemplateProcessing::builder();
+            made.try_single(template).unwrap().special_tokens(vec![("[CLS]", 2)]);
+            tokenizer.with_post_processor(Some(made.build().unwrap()));
+            let mut settings = settings(&[Kind::InputIds], &["TEXT"], 7);
+            settings.max_length = max_length;
+            settings.truncation = truncation;
+            Encoder::new(tokenizer, &settings).err()
+        };
+        for (max_length, truncation) in [
+            (Some(7), Truncation::LongestFirst),
+            (Some(7), Truncation::Refuse),
+            (None, Truncation::OnlyFirst),
+        ] {
+            assert_eq!(refused("[CLS] $A:1", max_length, truncation), None);
+            for (template, times) in [("$A [CLS] $A", 2), ("[CLS]", 0)] {
+                assert_eq!(
+                    refused(template, max_length, truncation).unwrap(),
+                    format!(
+                        "its post_processor inserts the text {times} times, but the text must occur \
+                         once; save it with a template such as [CLS] $A [SEP]"
+                    )
+                );
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! server provides when it loads the library.
 
 pub mod batch;
+pub mod checks;
 pub mod encoder;
 pub mod layout;
 pub mod pairs;

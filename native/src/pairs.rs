@@ -1,4 +1,4 @@
-//! How pairs of texts are cut: where a template puts their tokens, and how many stay.
+//! Where a template puts the tokens of a text or pair, and how many of a pair stay after a cut.
 
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::{Encoding, Tokenizer};
@@ -20,14 +20,12 @@ impl PairLayout {
     /// The message for the tokenizer's author: pairs cannot be made, or not be cut.
     pub fn of(tokenizer: &Tokenizer, special_tokens: bool) -> Result<Self, String> {
         let way_out = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1";
-        let made = post_processed(tokenizer, special_tokens).map_err(|error| {
+        let made = post_processed(tokenizer, true, special_tokens).map_err(|error| {
             format!("its post_processor does not combine two texts ({error}): {way_out}")
         })?;
-        let words = made.get_word_ids().iter().zip(made.get_ids());
-        let places: Vec<Option<usize>> =
-            words.map(|(word, token)| word.map(|_| *token as usize)).collect();
+        let places = places(&made);
         for (text, name) in ["first", "second"].into_iter().enumerate() {
-            let times = places.iter().filter(|place| **place == Some(text)).count();
+            let times = times(&places, text);
             if times != 1 {
                 return Err(format!(
                     "its post_processor inserts the {name} text {times} times, but pairs can be \
@@ -54,13 +52,48 @@ impl PairLayout {
     }
 }
 
-/// Returns a pair of one token each, made with a vocabulary that knows these tokens.
-fn post_processed(tokenizer: &Tokenizer, special_tokens: bool) -> Result<Encoding, String> {
+/// Refuses a tokenizer that does not insert a single text exactly once.
+///
+/// The library cuts a text before it inserts it, and the word cache looks at one text: rows with
+/// several would be too long, or wrong. `tokenizer` neither pads nor cuts.
+///
+/// # Errors
+/// The message for the tokenizer's author.
+pub fn check_single(tokenizer: &Tokenizer, special_tokens: bool) -> Result<(), String> {
+    let way_out = "save it with a template such as [CLS] $A [SEP]";
+    let made = post_processed(tokenizer, false, special_tokens).map_err(|error| {
+        format!("its post_processor does not process a text ({error}): {way_out}")
+    })?;
+    match times(&places(&made), 0) {
+        1 => Ok(()),
+        times => Err(format!(
+            "its post_processor inserts the text {times} times, but the text must occur once; \
+             {way_out}"
+        )),
+    }
+}
+
+/// Returns for each token the text that it is of, where text n consists of the token n.
+fn places(made: &Encoding) -> Vec<Option<usize>> {
+    let words = made.get_word_ids().iter().zip(made.get_ids());
+    words.map(|(word, token)| word.map(|_| *token as usize)).collect()
+}
+
+fn times(places: &[Option<usize>], text: usize) -> usize {
+    places.iter().filter(|place| **place == Some(text)).count()
+}
+
+/// Returns a text or pair of one token each, made with a vocabulary that knows these tokens.
+fn post_processed(
+    tokenizer: &Tokenizer,
+    pair: bool,
+    special_tokens: bool,
+) -> Result<Encoding, String> {
     let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let vocabulary = [("0".to_owned(), 0), ("1".to_owned(), 1)].into_iter().collect();
         let texts = Tokenizer::new(WordLevel::builder().vocab(vocabulary).build()?);
         let [first, second] = [texts.encode("0", true)?, texts.encode("1", true)?];
-        tokenizer.post_process(first, Some(second), special_tokens)
+        tokenizer.post_process(first, pair.then_some(second), special_tokens)
     }));
     match attempt {
         Ok(made) => made.map_err(|error| error.to_string()),

@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 
 from tests.support.python_backend import TritonError
 from tests.support.testserver import Answer, NativeError
-from triton_pipelines.loader.tokenizer_files import KNOWN_IDS, PAD_TOKENS, check_pair_template
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS, PAD_TOKENS, check_template
 
 STRATEGIES = {
     "LongestFirst": "longest_first",
@@ -91,13 +91,15 @@ class TokenizerOracle:
                 "tritonpipe.truncation: OnlySecond cuts the second text of a pair, but"
                 " tritonpipe.text_pair is not set"
             )
+        if len(self._names) == 1:
+            check_template(self._whole, pairs=False, special_tokens=self._special_tokens)
         if self._cuts and self._most <= self._special:
             raise ValueError(
                 f"tritonpipe.max_length: {self._most} leaves no room for text next to"
                 f" {self._special} special tokens"
             )
         if self._cuts and len(self._names) == 2:
-            check_pair_template(self._whole, self._special_tokens)
+            check_template(self._whole, pairs=True, special_tokens=self._special_tokens)
 
     def execute(self, requests: Sequence[Inputs]) -> list[Answer]:
         """Answer the requests of one batch."""

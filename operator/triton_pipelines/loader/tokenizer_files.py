@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,11 +30,20 @@ The content is {"ids": n}: the model knows the ids 0 to n - 1. The built-in toke
 PAD_TOKENS: Final = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad")
 """Tokens that pad rows if tokenizer.json sets no padding, as in the built-in tokenizer."""
 
+MOST_WORD_CHARS: Final = 1000
+"""Most characters of a word that WordPiece looks up, as in the built-in tokenizer.
+
+The time for a word grows with the square of its length.
+"""
 TRIED: Final = 64
 """Tokens of a vocabulary that are tried as texts if it does not encode the first text.
 
 They are spread over the whole vocabulary.
 """
+_PATTERN: Final = re.compile(r'"Regex"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")')
+"""A regex pattern in the text of a tokenizer.json."""
+_GROUP_CALL: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\g[<'][^>']{0,64}.?)")
+"""A call of a group in a regex pattern."""
 _WORDPIECE_CLASSES: Final = frozenset(
     f"{name}Tokenizer{suffix}"
     for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert")
@@ -141,8 +151,8 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
     """Load ``path`` as the runtime will; return its own settings that are ignored, for messages.
 
     Raises:
-        ValueError: it does not load, cannot encode or, if it ``cuts_pairs`` of texts, has no
-            template for that.
+        ValueError: it does not load, cannot encode, can exhaust the server, or has no template for
+            single texts or, if it ``cuts_pairs`` of texts, for these.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -158,8 +168,11 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
             "the file is an HTML or XML page, not a model; use the URI of the file itself, "
             "not the URI of a web page or login page"
         )
+    _check_patterns(text)
     with _library_errors_as_value_errors():
         tokenizer = Tokenizer.from_str(text)
+    _check_added_tokens(tokenizer)
+    _check_word_length(tokenizer)
     _encodes(tokenizer)
     ignored = []
     if (truncation := tokenizer.truncation) is not None:
@@ -170,44 +183,99 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
             if padding.get("length")
             else "padding to the longest text"
         )
-    if cuts_pairs:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        # Special tokens do not affect how often the texts occur; the step may disable them.
-        check_pair_template(tokenizer, special_tokens=False)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # Special tokens do not affect how often the texts occur; the step may disable them.
+    check_template(tokenizer, pairs=cuts_pairs, special_tokens=False)
     return " and ".join(ignored) or None
 
 
-def check_pair_template(tokenizer: Any, special_tokens: bool) -> None:
-    """Check that pairs of texts can be cut, as the built-in tokenizer does at load.
+def check_template(tokenizer: Any, *, pairs: bool, special_tokens: bool) -> None:
+    """Check that single texts or pairs can be cut, as the built-in tokenizer does at load.
 
     Args:
         tokenizer: a tokenizer that neither pads nor cuts.
+        pairs: whether rows are pairs.
         special_tokens: whether texts get special tokens.
 
     Raises:
         ValueError: a text does not occur exactly once. After a cut, it would be unknown how many of
             its tokens remain.
     """
-    way_out = "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1"
+    template = "[CLS] $A [SEP] $B:1 [SEP]:1" if pairs else "[CLS] $A [SEP]"
+    way_out = f"save it with a template such as {template}"
     # A vocabulary made for this purpose: no text is sure to be in that of ``tokenizer``.
     texts = Tokenizer(WordLevel({"0": 0, "1": 1}))
+    second = texts.encode("1") if pairs else None
     try:
         with _library_errors_as_value_errors():
-            made = tokenizer.post_process(texts.encode("0"), texts.encode("1"), special_tokens)
+            made = tokenizer.post_process(texts.encode("0"), second, special_tokens)
     except ValueError as error:
+        action = "combine two texts" if pairs else "process a text"
         raise ValueError(
-            f"its post_processor does not combine two texts ({error.__cause__}): {way_out}"
+            f"its post_processor does not {action} ({error.__cause__}): {way_out}"
         ) from error
     layout = [
         token for word, token in zip(made.word_ids, made.ids, strict=True) if word is not None
     ]
-    for text, name in enumerate(("first", "second")):
+    for text, name in enumerate(("first text", "second text") if pairs else ("text",)):
         if (times := layout.count(text)) != 1:
-            raise ValueError(
-                f"its post_processor inserts the {name} text {times} times, but pairs can be"
-                f" truncated only if each text occurs once; {way_out}, or set truncation to Refuse"
+            rule = (
+                f"pairs can be truncated only if each text occurs once; {way_out}, or set"
+                " truncation to Refuse"
+                if pairs
+                else f"the text must occur once; {way_out}"
             )
+            raise ValueError(f"its post_processor inserts the {name} {times} times, but {rule}")
+
+
+def _check_patterns(text: str) -> None:
+    """Check the regex patterns of a tokenizer.json before the library compiles them.
+
+    Raises:
+        ValueError: a pattern calls a group. A chain of calls can overflow the stack.
+    """
+    for pattern in _PATTERN.finditer(text):
+        if call := _GROUP_CALL.search(json.loads(pattern[1], strict=False)):
+            raise ValueError(
+                f"one of its regex patterns calls a group ({call[1]}), which can overflow the"
+                " stack; replace the call with the content of the group"
+            )
+
+
+def _check_added_tokens(tokenizer: Any) -> None:
+    """Check that the normalizer leaves something of each added token.
+
+    Raises:
+        ValueError: it leaves nothing of one. The library would find the empty text without end, and
+            allocate memory for each match.
+    """
+    if tokenizer.normalizer is None:
+        return
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if not token.normalized:
+            continue
+        with _library_errors_as_value_errors():
+            text = tokenizer.normalizer.normalize_str(token.content)
+        if not text:
+            raise ValueError(
+                f"its normalizer turns the added token {token.content!r} into an empty text; remove"
+                ' the token from added_tokens, or set "normalized": false for it'
+            )
+
+
+def _check_word_length(tokenizer: Any) -> None:
+    """Check the longest word that the model looks up.
+
+    Raises:
+        ValueError: it exceeds :data:`MOST_WORD_CHARS`.
+    """
+    model = tokenizer.model
+    if isinstance(model, WordPiece) and model.max_input_chars_per_word > MOST_WORD_CHARS:
+        raise ValueError(
+            f"its model sets max_input_chars_per_word to {model.max_input_chars_per_word}, more"
+            f" than the {MOST_WORD_CHARS} allowed; set it to at most {MOST_WORD_CHARS}"
+        )
 
 
 def _encodes(tokenizer: Any) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
+from tokenizers.normalizers import Strip
+from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
 from tests.support.messages import Messages
@@ -201,3 +203,70 @@ def test_a_template_with_a_text_twice_is_refused_where_it_has_to_be_cut(
     assert check(path) is not None
     with messages.raises(ValueError, match="post_processor"):
         check(path, cuts_pairs=True)
+
+
+@pytest.mark.parametrize(("single", "times"), [("$A [SEP] $A", 2), ("[SEP]", 0)])
+def test_a_template_for_single_texts_inserts_the_text_once(
+    vocabulary: Path, tmp_path: Path, single: str, times: int, messages: Messages
+) -> None:
+    made, path = (
+        Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {})),
+        tmp_path / "tokenizer.json",
+    )
+    made.enable_truncation(1)
+    made.post_processor = TemplateProcessing(
+        single=single, pair="$A [SEP] $B", special_tokens=[("[SEP]", 3)]
+    )
+    made.save(str(path))
+    with messages.raises(ValueError, match=f"the text {times} times"):
+        check(path)
+    assert check(path, cuts_pairs=True) == "truncation to 1 tokens"
+
+
+def test_an_added_token_that_the_normalizer_empties_is_refused(
+    vocabulary: Path, tmp_path: Path, messages: Messages
+) -> None:
+    """The library would look for the empty text without end."""
+    path = tmp_path / "tokenizer.json"
+    for normalized in (False, True):
+        made = Tokenizer.from_str(build_from_vocabulary(vocabulary, {}, {}))
+        made.normalizer = Strip()
+        made.add_tokens([AddedToken("\n", normalized=normalized), "covid"])
+        made.save(str(path))
+        if not normalized:
+            assert check(path) is None
+    with messages.raises(ValueError, match=r"the added token '\\n' into an empty text"):
+        check(path)
+
+
+def test_a_model_that_looks_up_long_words_is_refused(tmp_path: Path, messages: Messages) -> None:
+    path = tmp_path / "tokenizer.json"
+    for characters in (1000, 1001):
+        model = WordPiece({"a": 0}, unk_token="a", max_input_chars_per_word=characters)
+        Tokenizer(model).save(str(path))
+        if characters == 1000:
+            assert check(path) is None
+    with messages.raises(ValueError, match="max_input_chars_per_word to 1001"):
+        check(path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "refused"),
+    [
+        (r"(?<x>a\g<x>?b)", True),
+        (r"(?<x>a)\\\g'x'", True),
+        (r"(a)\\g<b", False),
+        (r"(?<x>a)\k<x>", False),
+    ],
+)
+def test_calls_of_groups_in_patterns_are_refused(
+    tmp_path: Path, pattern: str, refused: bool, messages: Messages
+) -> None:
+    made, path = Tokenizer(WordLevel({"a": 0}, unk_token="a")), tmp_path / "tokenizer.json"
+    made.pre_tokenizer = Split(Regex(pattern), "isolated")
+    made.save(str(path))
+    if not refused:
+        assert check(path) is None
+        return
+    with messages.raises(ValueError, match="group"):
+        check(path)
