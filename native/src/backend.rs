@@ -331,10 +331,12 @@ fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Sp
     caught(|| {
         // Triton looks for cancelled requests only before it forms a batch, and a passed batch may
         // have waited since. A cached error would be given to others.
-        // SAFETY: the request is released after its batch.
-        if !model.settings.caches && unsafe { is_cancelled(request) }.map_err(Refusal::tokenizer)? {
-            return Err(Refusal::cancelled());
-        }
+        let proceed = || {
+            // SAFETY: the request is released after its batch.
+            let cancelled = || unsafe { is_cancelled(request) }.map_err(Refusal::tokenizer);
+            let ends = !model.settings.caches && cancelled()?;
+            if ends { Err(Refusal::cancelled()) } else { Ok(()) }
+        };
         let mut contents = Vec::with_capacity(2);
         for name in &model.names {
             // SAFETY: the request is released after its batch.
@@ -347,7 +349,7 @@ fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Sp
             .zip(&contents)
             .map(|(name, content)| Input { name, shape: content.shape, bytes: &content.bytes })
             .collect();
-        batch.add(&model.settings, &model.encoder, &inputs)
+        batch.add(&model.settings, &model.encoder, &inputs, proceed)
     })
 }
 

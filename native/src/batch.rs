@@ -75,13 +75,15 @@ impl Batch {
 
     /// Forgets the tokens of the last batch.
     pub fn clear(&mut self) {
-        if self.columns.ids.capacity() > KEPT_TOKENS {
+        if self.columns.capacity() > KEPT_TOKENS {
             self.columns = Columns::default();
         }
         self.columns.truncate(0, 0);
     }
 
     /// Tokenizes the inputs of one request, one per name of the settings.
+    ///
+    /// `proceed` is called before each row. An error of it ends the request.
     ///
     /// # Errors
     /// Why the request has no tokens; its rows are then removed again.
@@ -90,9 +92,10 @@ impl Batch {
         settings: &Settings,
         encoder: &Encoder,
         inputs: &[Input<'_>],
+        proceed: impl Fn() -> Result<(), Refusal>,
     ) -> Result<Span, Refusal> {
         let (row, token) = (self.columns.lengths.len(), self.columns.tokens);
-        let added = self.encode(settings, encoder, inputs);
+        let added = self.encode(settings, encoder, inputs, proceed);
         match added {
             Ok(rows) => Ok(Span { row, rows, token }),
             Err(refusal) => {
@@ -107,12 +110,14 @@ impl Batch {
         settings: &Settings,
         encoder: &Encoder,
         inputs: &[Input<'_>],
+        proceed: impl Fn() -> Result<(), Refusal>,
     ) -> Result<usize, Refusal> {
         let rows = read_rows(settings, inputs).map_err(Refusal::client)?;
         let columns = settings.outputs.iter().filter(|output| output.kind != Kind::Lengths);
         let token_bytes: usize = columns.filter_map(|output| size(output, 1, 1)).sum();
         let (first_row, mut token) = (self.columns.lengths.len(), self.columns.tokens);
         for (number, row) in rows.iter().enumerate() {
+            proceed()?;
             encoder
                 .encode(*row, self.memory.as_mut(), &mut self.columns)
                 .map_err(|error| row_refusal(settings, encoder, number, &error))?;
@@ -142,6 +147,8 @@ impl Batch {
 
     /// Gives each span the width of its rows, and refuses what would fill the memory.
     ///
+    /// A span that only the rows of other requests would make too large keeps its own width.
+    ///
     /// A panic in here would end the server, so it becomes the error of the request.
     pub fn answers(&self, settings: &Settings, spans: Vec<Result<Span, Refusal>>) -> Vec<Answer> {
         let together = settings.padding == Padding::Longest;
@@ -149,13 +156,12 @@ impl Batch {
         let of_all = good.filter_map(|span| caught(|| Ok(self.longest(span))).ok()).max();
         let answer = |span: Span| {
             let longest = self.longest(&span);
-            let width = settings.width(of_all.filter(|_| together).unwrap_or(longest));
-            let mut sizes = settings.outputs.iter().map(|output| size(output, span.rows, width));
-            let bytes = sizes.try_fold(0usize, |sum, size| sum.checked_add(size?));
-            if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
-                return Err(too_large(&format!("{} rows of {width} tokens", span.rows)));
-            }
-            Ok((span, width))
+            let own = settings.width(longest);
+            let common = settings.width(of_all.filter(|_| together).unwrap_or(longest));
+            let fits = |width: &usize| response_fits(settings, span.rows, *width);
+            let width = [common, own].into_iter().find(fits);
+            let too_large = || too_large(&format!("{} rows of {own} tokens", span.rows));
+            width.map(|width| (span, width)).ok_or_else(too_large)
         };
         spans.into_iter().map(|span| span.and_then(|span| caught(|| answer(span)))).collect()
     }
@@ -165,6 +171,13 @@ impl Batch {
         let lengths = &self.columns.lengths[span.row..span.row + span.rows];
         lengths.iter().copied().max().unwrap_or(1)
     }
+}
+
+/// Returns whether the outputs of one request stay within the limit.
+fn response_fits(settings: &Settings, rows: usize, width: usize) -> bool {
+    let mut sizes = settings.outputs.iter().map(|output| size(output, rows, width));
+    let bytes = sizes.try_fold(0usize, |sum, size| sum.checked_add(size?));
+    bytes.is_some_and(|bytes| bytes <= MOST_BYTES)
 }
 
 fn too_large(what: &str) -> Refusal {
@@ -266,18 +279,22 @@ mod tests {
         elements.flat_map(|(length, text)| [&length[..], text].concat()).collect()
     }
 
-    fn answers(settings: &Settings, requests: &[&[&str]]) -> Vec<Answer> {
+    fn add(
+        batch: &mut Batch,
+        settings: &Settings,
+        rows: &[&str],
+        proceed: impl Fn() -> Result<(), Refusal>,
+    ) -> Result<Span, Refusal> {
         let encoder = Encoder::new(bert(99), settings).unwrap();
-        let mut batch = Batch::new(&encoder);
-        let spans = requests
-            .iter()
-            .map(|rows| {
-                let bytes = encoded(rows);
-                let shape = [rows.len() as i64, 1];
-                let input = Input { name: "TEXT", shape: &shape, bytes: &bytes };
-                batch.add(settings, &encoder, &[input])
-            })
-            .collect();
+        let (bytes, shape) = (encoded(rows), [rows.len() as i64, 1]);
+        let input = Input { name: "TEXT", shape: &shape, bytes: &bytes };
+        batch.add(settings, &encoder, &[input], proceed)
+    }
+
+    fn answers(settings: &Settings, requests: &[&[&str]]) -> Vec<Answer> {
+        let mut batch = Batch::new(&Encoder::new(bert(99), settings).unwrap());
+        let added = requests.iter().map(|rows| add(&mut batch, settings, rows, || Ok(())));
+        let spans = added.collect();
         batch.answers(settings, spans)
     }
 
@@ -307,6 +324,48 @@ mod tests {
             "row 1 of TEXT has 9 tokens, but at most 8 tokens are allowed; shorten the text"
         );
         assert_eq!(last.unwrap(), (Span { row: 1, rows: 2, token: 3 }, 3));
+    }
+
+    #[test]
+    fn a_request_ends_at_the_row_before_which_it_is_cancelled() {
+        let settings = settings(Padding::Ragged, Truncation::LongestFirst);
+        let mut batch = Batch::new(&Encoder::new(bert(99), &settings).unwrap());
+        let calls = std::cell::Cell::new(0);
+        let proceed = || {
+            calls.set(calls.get() + 1);
+            if calls.get() == 2 { Err(Refusal::cancelled()) } else { Ok(()) }
+        };
+        let added = add(&mut batch, &settings, &["fox", "the", "fox"], proceed);
+        assert_eq!((added, calls.get()), (Err(Refusal::cancelled()), 2));
+        assert_eq!(batch.columns.tokens, 0);
+    }
+
+    #[test]
+    fn a_long_row_makes_no_other_request_too_large() {
+        let mut settings = settings(Padding::Longest, Truncation::LongestFirst);
+        settings.max_length = Some(2_000_000);
+        let row = "a,".repeat(MOST_ROW_BYTES / 2);
+        let requests: [&[&str]; 3] = [&["fox"; 40], &[&row], &["the fox"]];
+        let widths: Vec<usize> =
+            answers(&settings, &requests).into_iter().map(|answer| answer.unwrap().1).collect();
+        assert_eq!(widths, [3, MOST_ROW_BYTES + 2, MOST_ROW_BYTES + 2]);
+    }
+
+    #[test]
+    fn the_memory_of_a_large_batch_is_released() {
+        let kinds = [Kind::TokenTypeIds, Kind::SpecialTokensMask, Kind::Offsets, Kind::Lengths];
+        for kind in kinds {
+            let mut settings = settings(Padding::Ragged, Truncation::LongestFirst);
+            settings.outputs[0].kind = kind;
+            let mut batch = Batch::new(&Encoder::new(bert(99), &settings).unwrap());
+            add(&mut batch, &settings, &vec![""; KEPT_TOKENS + 1], || Ok(())).unwrap();
+            assert!(batch.columns.capacity() > KEPT_TOKENS);
+            batch.clear();
+            assert_eq!(batch.columns.capacity(), 0, "{kind:?}");
+            add(&mut batch, &settings, &["fox"], || Ok(())).unwrap();
+            batch.clear();
+            assert!(batch.columns.capacity() > 0, "{kind:?}");
+        }
     }
 
     #[test]
