@@ -1,17 +1,18 @@
 //! The limit of a row's size after normalization, and how much a normalizer can add to a text.
 
 use tokenizers::normalizers::NormalizerWrapper;
-use tokenizers::{NormalizedString, Normalizer, Tokenizer};
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizerWrapper, Tokenizer};
 
-use crate::encoder::{Row, RowError, library_error};
+use crate::encoder::{Row, RowError};
 
 /// Most bytes of a row after normalization. The library needs about 160 times as many bytes of memory
 /// while it tokenizes a text, and up to three times that if it cuts the text into tiny parts.
 pub const MOST_ROW_BYTES: usize = 1 << 20;
 /// Most times that a normalizer may lengthen a text. Those of published tokenizers stay below 1,200.
 const MOST_FACTOR: f64 = 4096.0;
-/// Most bytes that a normalizer may add to a text of any length.
-const MOST_ADDED: f64 = (MOST_ROW_BYTES / 16) as f64;
+
+/// Most `ByteLevel` of a pre-tokenizer. Each can double a text, after its size was checked.
+const MOST_BYTE_LEVELS: usize = 2;
 
 /// A bound of the length of a normalized text: `factor * bytes + added`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,8 +45,15 @@ impl RowLimit {
     /// Returns the limit for a tokenizer.
     ///
     /// # Errors
-    /// Its normalizer can make texts too long.
+    /// Its normalizer or pre-tokenizer can make texts too long.
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, String> {
+        let levels = tokenizer.get_pre_tokenizer().map_or(0, byte_levels);
+        if levels > MOST_BYTE_LEVELS {
+            return Err(format!(
+                "its pre_tokenizer contains {levels} ByteLevel, each of which can double a text, \
+                 more than the {MOST_BYTE_LEVELS} allowed; keep only one"
+            ));
+        }
         let Some(normalizer) = tokenizer.get_normalizer() else {
             return Ok(Self { surely_short: MOST_ROW_BYTES });
         };
@@ -53,15 +61,8 @@ impl RowLimit {
         if growth.factor > MOST_FACTOR {
             return Err(format!(
                 "its normalizer can make a text {:.0} times as long, more than the {MOST_FACTOR} \
-                 times allowed; shorten the content of Replace, or use fewer normalizers",
+                 times allowed; shorten the content of Replace or Prepend, or use fewer normalizers",
                 growth.factor
-            ));
-        }
-        if growth.added > MOST_ADDED {
-            return Err(format!(
-                "its normalizer can add {:.0} bytes to a text, more than the {MOST_ADDED} allowed; \
-                 shorten the content of Replace or Prepend",
-                growth.added
             ));
         }
         let surely_short = (MOST_ROW_BYTES as f64 - growth.added) / growth.factor;
@@ -78,32 +79,34 @@ impl RowLimit {
         if bytes > MOST_ROW_BYTES {
             return Err(RowError::TooLarge);
         }
-        let Some(normalizer) = tokenizer.get_normalizer() else { return Ok(()) };
-        if bytes <= self.surely_short {
+        if tokenizer.get_normalizer().is_none() || bytes <= self.surely_short {
             return Ok(());
         }
         let mut room = MOST_ROW_BYTES;
         for text in texts {
-            room = self.room_after(normalizer, text, room)?;
+            room = self.room_after(tokenizer, text, room)?;
         }
         Ok(())
     }
 
     /// Returns the bytes that are left of `room` after a normalized text.
     ///
-    /// Parts of the text are normalized in turn to bound the memory.
+    /// Parts of the text are normalized in turn to bound the memory. As when the library encodes it,
+    /// an added token ends a text, and the rest is normalized on its own.
     fn room_after(
         &self,
-        normalizer: &NormalizerWrapper,
+        tokenizer: &Tokenizer,
         text: &str,
         room: usize,
     ) -> Result<usize, RowError> {
         let (mut room, mut rest) = (room, text);
         while !rest.is_empty() {
             let (part, behind) = rest.split_at(self.part_end(rest));
-            let mut part = NormalizedString::from(part);
-            normalizer.normalize(&mut part).map_err(library_error)?;
-            room = room.checked_sub(part.get().len()).ok_or(RowError::TooLarge)?;
+            let normalizer = tokenizer.get_normalizer();
+            let part = tokenizer.get_added_vocabulary().extract_and_normalize(normalizer, part);
+            let texts = part.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
+            let bytes = texts.iter().map(|(text, ..)| text.len()).sum();
+            room = room.checked_sub(bytes).ok_or(RowError::TooLarge)?;
             rest = behind;
         }
         Ok(room)
@@ -113,6 +116,14 @@ impl RowLimit {
     fn part_end(&self, text: &str) -> usize {
         let end = self.surely_short.min(text.len());
         (0..=end).rev().find(|place| text.is_char_boundary(*place)).unwrap_or(end)
+    }
+}
+
+fn byte_levels(pre_tokenizer: &PreTokenizerWrapper) -> usize {
+    match pre_tokenizer {
+        PreTokenizerWrapper::ByteLevel(_) => 1,
+        PreTokenizerWrapper::Sequence(sequence) => sequence.as_ref().iter().map(byte_levels).sum(),
+        _ => 0,
     }
 }
 
@@ -129,7 +140,8 @@ fn growth(normalizer: &NormalizerWrapper) -> Result<Growth, String> {
         NFKC(_) | NFKD(_) => Growth::times(11.0),
         // Spaces around Chinese characters (5 bytes of 3), NFD and lower case.
         BertNormalizer(_) => Growth::times(5.0 / 3.0 * 3.0 * 1.5),
-        Prepend(prepend) => Growth { factor: 1.0, added: prepend.prepend.len() as f64 },
+        // Once for each part of a text between added tokens.
+        Prepend(prepend) => Growth::times(1.0 + prepend.prepend.len() as f64),
         Sequence(sequence) => sequence
             .as_ref()
             .iter()
@@ -165,6 +177,9 @@ fn mapped(saved: &serde_json::Value) -> Result<Growth, String> {
 #[cfg(test)]
 mod tests {
     use tokenizers::models::wordlevel::WordLevel;
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::pre_tokenizers::sequence::Sequence;
+    use tokenizers::{AddedToken, NormalizedString, Normalizer};
 
     use super::*;
 
@@ -218,7 +233,7 @@ mod tests {
         assert_eq!(
             refused,
             "its normalizer can make a text 5000 times as long, more than the 4096 times allowed; \
-             shorten the content of Replace, or use fewer normalizers"
+             shorten the content of Replace or Prepend, or use fewer normalizers"
         );
         let twice = replace("a", "aa");
         let nested = |times| {
@@ -231,9 +246,8 @@ mod tests {
         assert!(RowLimit::of(&with(&nested(13))).unwrap_err().contains("8192 times"));
         let prepend =
             |bytes| format!(r#"{{"type": "Prepend", "prepend": "{}"}}"#, "x".repeat(bytes));
-        assert!(RowLimit::of(&with(&prepend(65_536))).is_ok());
-        let refused = RowLimit::of(&with(&prepend(65_537))).unwrap_err();
-        assert!(refused.contains("add 65537 bytes to a text, more than the 65536"), "{refused}");
+        assert!(RowLimit::of(&with(&prepend(4_095))).is_ok());
+        assert!(RowLimit::of(&with(&prepend(4_096))).unwrap_err().contains("4097 times"));
     }
 
     #[test]
@@ -241,7 +255,38 @@ mod tests {
         let sequence = r#"{"type": "Sequence", "normalizers": [
             {"type": "Prepend", "prepend": "ab"}, {"type": "NFKC"}, {"type": "ByteLevel"},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "__"}]}"#;
-        assert_eq!(bound(sequence), Growth { factor: 66.0, added: 134.0 });
+        assert_eq!(bound(sequence), Growth { factor: 198.0, added: 2.0 });
+    }
+
+    #[test]
+    fn prepended_text_counts_for_each_part_between_added_tokens() {
+        let prepend = format!(r#"{{"type": "Prepend", "prepend": "{}"}}"#, "x".repeat(99));
+        let mut tokenizer = with(&prepend);
+        tokenizer.add_special_tokens([AddedToken::from("<s>", true)]).unwrap();
+        let limit = RowLimit::of(&tokenizer).unwrap();
+        let check = |text: &str| limit.check(&tokenizer, (text, None));
+        assert_eq!(check(&"a".repeat(MOST_ROW_BYTES / 2)), Ok(()));
+        assert_eq!(check(&"<s>a".repeat(MOST_ROW_BYTES / 104)), Ok(()));
+        assert_eq!(check(&"<s>a".repeat(MOST_ROW_BYTES / 102)), Err(RowError::TooLarge));
+    }
+
+    #[test]
+    fn many_byte_levels_of_a_pre_tokenizer_are_refused() {
+        let bytes = || PreTokenizerWrapper::ByteLevel(ByteLevel::default());
+        let refused = |levels: usize| {
+            let inner = Sequence::new((0..levels - 1).map(|_| bytes()).collect());
+            let mut tokenizer = Tokenizer::new(WordLevel::default());
+            tokenizer.with_pre_tokenizer(Some(Sequence::new(vec![bytes(), inner.into()])));
+            RowLimit::of(&tokenizer).err()
+        };
+        assert_eq!(refused(MOST_BYTE_LEVELS), None);
+        assert_eq!(
+            refused(MOST_BYTE_LEVELS + 1).as_deref(),
+            Some(
+                "its pre_tokenizer contains 3 ByteLevel, each of which can double a text, more than \
+                 the 2 allowed; keep only one"
+            )
+        );
     }
 
     #[test]
