@@ -54,8 +54,6 @@ pub struct WordRules {
     after: Vec<u32>,
     /// Most tokens of a text between those; `None` for no limit.
     room: Option<usize>,
-    /// Whether no text is an error, so that the end of a text that is cut need not be looked at.
-    never_fails: bool,
 }
 
 impl WordRules {
@@ -78,8 +76,7 @@ impl WordRules {
         let before = whole.get_ids()[..begin].to_vec();
         let after = whole.get_ids()[end..].to_vec();
         let room = max_length.map(|most| most.saturating_sub(before.len() + after.len()));
-        let never_fails = has_unknown_token(tokenizer);
-        let rules = Self { special_tokens, before, after, room, never_fails };
+        let rules = Self { special_tokens, before, after, room };
         rules.agree_with(tokenizer).then_some(rules)
     }
 
@@ -118,7 +115,7 @@ fn works_by_word(tokenizer: &Tokenizer) -> bool {
         None | Some(PostProcessorWrapper::Template(_) | PostProcessorWrapper::Bert(_))
     );
     let added = !tokenizer.get_added_tokens_decoder().values().any(crosses);
-    normalizer && splitter && model && template && added
+    normalizer && splitter && model && template && added && has_unknown_token(tokenizer)
 }
 
 /// Whether an added token may reach over a space, or be looked for in the normalized text.
@@ -127,6 +124,7 @@ fn crosses(token: &AddedToken) -> bool {
     marks || token.content.contains(' ')
 }
 
+/// Whether no text is an error, so that the end of a text that is cut need not be looked at.
 fn has_unknown_token(tokenizer: &Tokenizer) -> bool {
     let name = match tokenizer.get_model() {
         ModelWrapper::WordPiece(model) => &model.unk_token,
@@ -214,7 +212,7 @@ impl WordMemory {
     fn look_up(&mut self, text: &str, ids: &mut Vec<u32>) -> Lookup {
         ids.extend_from_slice(&self.rules.before);
         let start = ids.len();
-        let enough = if self.rules.never_fails { self.rules.room } else { None };
+        let enough = self.rules.room;
         let (mut words, mut new) = (0, 0);
         for word in text.split(' ') {
             words += 1;
@@ -243,7 +241,7 @@ impl WordMemory {
     ) -> Result<(), Fault> {
         ids.extend_from_slice(&self.rules.before);
         let start = ids.len();
-        let enough = if self.rules.never_fails { self.rules.room } else { None };
+        let enough = self.rules.room;
         for word in text.split(' ') {
             if let Some(known) = self.get(word) {
                 ids.extend_from_slice(known);
@@ -414,5 +412,9 @@ pub(crate) mod tests {
         let mut tokenizer = bert(12);
         tokenizer.add_tokens([AddedToken::from("new york", false)]).unwrap();
         assert!(WordRules::of(&tokenizer, true, Some(12)).is_none());
+        // Without an unknown token, the end of a text that is cut may still be an error.
+        let mut tokenizer = bert(12);
+        tokenizer.with_model(WordPiece::default());
+        assert!(!works_by_word(&tokenizer));
     }
 }
