@@ -6,6 +6,7 @@ The reference is direct calls of the tokenizers library, one text or pair at a t
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,20 +16,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.support.python_backend import texts
 from tests.support.testserver import NativeModel, error_of, outputs_of
 from tests.support.tokenizerkinds import MAKES, OUTPUTS, PLACES, TEXT, Make
-from triton_pipelines.loader.tokenizer_files import KNOWN_IDS
+from triton_pipelines.loader.tokenizer_files import KNOWN_IDS, check
 
 pytestmark = pytest.mark.integration
 
+ADDED = {"special": False, "lstrip": False, "rstrip": False, "single_word": False}
+
 
 def _start(
-    folder: Path, made: Tokenizer, outputs: dict[str, str], pairs: bool, **parameters: str
+    folder: Path, made: Tokenizer | None, outputs: dict[str, str], pairs: bool, **parameters: str
 ) -> NativeModel:
     (folder / "1").mkdir(exist_ok=True)
-    made.save(str(folder / "1/tokenizer.json"))
+    if made is not None:
+        made.save(str(folder / "1/tokenizer.json"))
     names = ["TEXT", "OTHER"] if pairs else ["TEXT"]
     config = {
         "max_batch_size": 64,
@@ -257,3 +262,54 @@ def test_texts_of_ever_new_words_fill_no_memory(tmp_path: Path) -> None:
     assert after - full < 24, (
         f"{full} MiB when the memory was full, {after} MiB after twice as many new words again"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {
+                "normalizer": {"type": "Strip", "strip_left": True, "strip_right": True},
+                "added_tokens": [ADDED | {"id": 900, "content": "\n", "normalized": True}],
+            },
+            "its normalizer turns the added token",
+        ),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+                    "pair": [{"Sequence": {"id": id, "type_id": 0}} for id in "AB"],
+                    "special_tokens": {},
+                }
+            },
+            "its post_processor inserts the text 2 times, but the text must occur once; save it"
+            " with a template such as [CLS] $A [SEP]",
+        ),
+        (
+            {
+                "model": {
+                    "type": "WordPiece",
+                    "unk_token": "a",
+                    "continuing_subword_prefix": "##",
+                    "max_input_chars_per_word": 1001,
+                    "vocab": {"a": 0},
+                }
+            },
+            "its model sets max_input_chars_per_word to 1001, more than the 1000 allowed; set it to"
+            " at most 1000",
+        ),
+    ],
+    ids=["empty added token", "repeated text", "long words"],
+)
+def test_the_loader_and_the_step_refuse_the_same_files(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    made = json.loads(Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str()) | change
+    (tmp_path / "1").mkdir()
+    file = tmp_path / "1/tokenizer.json"
+    file.write_text(json.dumps(made), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check(file)
+    with pytest.raises(ValueError, match=re.escape(f"tokenizer.json: {says}")):
+        _start(tmp_path, None, {"ids": "InputIds"}, pairs=False)
