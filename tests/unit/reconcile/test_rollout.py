@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import builders
 from tests.support.messages import Messages
-from tests.support.worlds import BAD, DUMB, World
+from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.planner import Plan
 
@@ -345,16 +345,36 @@ def test_without_a_proven_revision_there_is_nothing_to_go_back_to() -> None:
     assert world.settle().deployed == good
 
 
-def test_a_revision_that_fails_inference_is_not_proven() -> None:
-    world = served(room=1, rollout={"strategy": "NoSurge"})
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("strategy", ["Auto", "Surge", "NoSurge", "Recreate"])
+def test_a_revision_that_keeps_failing_inference_is_rolled_back(
+    strategy: str, replicas: int
+) -> None:
+    world = served(replicas=replicas, rollout={"strategy": strategy})
     old = world.deployed
     world.change(**CHANGE).step()
     world.verdicts[world.status["revision"]] = DUMB
     world.settle()
-    assert world.reasons()["Ready"] == "False InferenceFailed"
+    assert world.deployed == old
+    assert len(world.serving) == replicas
+    assert {pod.revision for pod in world.pods} == {old}
+    assert world.reasons()["Ready"] == "False RolledBack"
+    assert world.reasons()["Available"] == "True Serving"
     assert world.state.rollout.verified == old
-    failing(world, tokenizer={"maxLength": 32})
-    assert world.settle().deployed == old
+    assert "(InferenceFailed)" in world.condition("Ready")["message"]
+
+
+def test_a_verified_revision_that_fails_inference_is_not_rolled_back() -> None:
+    world = served(replicas=3)
+    world.change(**CHANGE).settle()
+    new = world.deployed
+    assert world.state.rollout.verified == new
+    world.verdicts[new] = DUMB
+    for _ in range(20):
+        world.pass_time(5).control().run_pods().step()
+    assert (world.deployed, world.reasons()["Ready"]) == (new, "False InferenceFailed")
+    world.verdicts[new] = GOOD
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_lost_record_of_the_restored_revision_ends_the_rollback() -> None:

@@ -2,8 +2,8 @@
 
 The clock is passed in. A new revision replaces the old one pod by pod through the Deployment. If
 there is no room for a second pod (one GPU), ``Auto`` reads the scheduler's message and removes an
-old pod first. A revision that fails after old pods were removed is rolled back. So is one that
-serves but violates the SLO that the revision before met.
+old pod first. A revision that fails after old pods were removed is rolled back. So is one whose
+test inferences keep failing, and one that serves but violates the SLO that the revision before met.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             "not all of its pods became ready, and live scaling needs the Deployment for "
             "the serving pods",
         )
+    failed_inference = _failed_inference(begun_target.revision, snapshot, draft.problems)
+    failed = failure or failed_inference
+    message = failed.message if failed is not None else preflight.failure_message
     rollout = Rollout(
         begun_target.revision,
         mode,
@@ -103,18 +106,16 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         else "",
         recheck,
         # If it is not known what served before, it may be this one.
-        _failure_text(begun_target.revision, snapshot, draft.problems, failure)
-        or preflight.failure_message
-        if begun_target.revision == desired and state.verified not in ("", desired)
-        else "",
+        message if begun_target.revision == desired and state.verified not in ("", desired) else "",
         preflight,
     )
-    may_roll_back = blocks_scaling or old_removed
+    # A surge removes old pods only for new ones that are ready, although these may fail inferences.
+    cause = (failure if blocks_scaling or old_removed else None) or failed_inference
     rollback = None
     if begun_target.revision == desired:
-        rollback = (
-            _rolled_back(rollout, failure, desired, snapshot, strategy) if may_roll_back else None
-        ) or _reverted_for_slo(rollout, verdict, desired, snapshot, strategy)
+        rollback = _rolled_back(rollout, cause, desired, snapshot, strategy) or _reverted_for_slo(
+            rollout, verdict, desired, snapshot, strategy
+        )
     rollout = rollback or rollout
     # A rollback ends the watch over the rollout.
     states = (rollout.state, SloGuardState()) if rollback is not None else (rollout.state,)
@@ -363,28 +364,25 @@ def _failure(
     return _Failure(*exceeded) if exceeded is not None else None
 
 
-def _failure_text(
-    target: str, snapshot: Snapshot, problems: Sequence[Problem], failure: _Failure | None
-) -> str:
-    """Return why a new revision cannot or must not come to serve the whole pipeline.
+def _failed_inference(
+    target: str, snapshot: Snapshot, problems: Sequence[Problem]
+) -> _Failure | None:
+    """Return why a pod of ``target`` that is ready does not serve; ``None`` without such a pod.
 
-    If its first pod returns wrong outputs, the rollout is not continued: old pods would leave for
-    it.
+    The Deployment removes old pods for it nevertheless.
     """
-    if failure is not None:
-        return failure.message
-    wrong = {
+    failing = {
         pod.name
         for pod in snapshot.pods
         if pod.revision == target and _keeps_failing(snapshot.probes.get(pod.uid))
     }
     return next(
         (
-            problem.message
+            _Failure(problem.reason, problem.message)
             for problem in problems
-            if problem.pod in wrong and problem.reason is Reason.INFERENCE_FAILED
+            if problem.pod in failing and problem.reason is Reason.INFERENCE_FAILED
         ),
-        "",
+        None,
     )
 
 
