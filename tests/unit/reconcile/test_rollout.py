@@ -377,6 +377,18 @@ def test_a_verified_revision_that_fails_inference_is_not_rolled_back() -> None:
     assert world.settle().reasons()["Ready"] == "True Succeeded"
 
 
+def test_a_problem_of_the_restored_revision_is_reported(messages: Messages) -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    old = world.deployed
+    failing(world)
+    world.verdicts[old] = BAD
+    world.settle()
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
+    message = world.condition("Ready")["message"]
+    assert f"; revision {old} has a problem too: pod {world.pods[0].name}: spec." in message
+    messages.check(message)
+
+
 def test_a_lost_record_of_the_restored_revision_ends_the_rollback() -> None:
     world = served(room=1, rollout={"strategy": "NoSurge"})
     old = world.deployed
