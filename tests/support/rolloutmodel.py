@@ -14,18 +14,19 @@ CREATED, UPDATED, AVAILABLE, LATE = (
     "NewReplicaSetAvailable",
     "ProgressDeadlineExceeded",
 )
-_FIELDS = ("replicas", "updatedReplicas", "availableReplicas")
+_FIELDS = ("replicas", "updatedReplicas", "availableReplicas", "readyReplicas")
 
 
 class Counted(NamedTuple):
     """Number of a Deployment's pods that are not terminating.
 
-    It counts all, those of the current template, and how many of all are available.
+    It counts all, those of the current template, and how many of all are available and ready.
     """
 
     all: int
     new: int
     available: int
+    ready: int = 0
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Counted:
@@ -60,11 +61,12 @@ def progressing(
             AVAILABLE,
             False,
         )  # once complete it stays so, whatever becomes of its pods: no deadline holds for it
-    if seen == Counted(wanted, wanted, wanted):
+    if seen[:3] == (wanted, wanted, wanted):
         return AVAILABLE, True
     if (
         seen.new > before.new
         or seen.all - seen.new < before.all - before.new
+        or seen.ready > before.ready
         or seen.available > before.available
     ):
         return UPDATED, True

@@ -18,6 +18,8 @@ from triton_pipelines.cluster.errors import Conflict, NotFound
 from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, REPLICA_SETS
 from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH
 
+_LONG_AGO = "2026-01-01T12:00:00Z"
+
 
 def ready_status(pod: Object) -> Object:
     """Status of a pod whose loader is done and whose Triton serves."""
@@ -33,7 +35,10 @@ def ready_status(pod: Object) -> Object:
         "phase": "Running",
         "podIP": "10.0.0.1",
         "podIPs": [{"ip": "10.0.0.1"}],
-        "conditions": [{"type": kind, "status": "True"} for kind in conditions],
+        # A Deployment does not wait for minReadySeconds of these pods.
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": _LONG_AGO} for kind in conditions
+        ],
         "initContainerStatuses": [
             {
                 **common,
@@ -49,7 +54,7 @@ def ready_status(pod: Object) -> Object:
                 "name": names.CONTAINER_SERVER,
                 "image": "i",
                 "ready": True,
-                "state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}},
+                "state": {"running": {"startedAt": _LONG_AGO}},
             }
         ],
     }

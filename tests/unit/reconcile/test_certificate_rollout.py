@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import builders
 from tests.support.certificates import CLIENT, SERVER, Authority
-from tests.support.worlds import BAD, LOADS, START, World
+from tests.support.worlds import BAD, LOADS, PASSES, START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.controllers.pipeline.certificate_checks import read_certificate
@@ -307,3 +307,37 @@ def test_nothing_is_sent_in_plaintext_to_a_pod_whose_certificate_is_unknown() ->
     identity = TlsTrust().identity(serving().observed().pods[0])
     assert identity is not None
     assert identity.name == "unknown.invalid"
+
+
+def reachable(world: World) -> tuple[list[str], list[Any], list[str]]:
+    """Names of the Service's ports, ports that the NetworkPolicy admits, and the endpoints."""
+    ports = [port["name"] for port in world.children["Service", world.name]["spec"]["ports"]]
+    policy = world.children["NetworkPolicy", world.name]["spec"]["ingress"][0]
+    return ports, [port["port"] for port in policy["ports"]], sorted(world.status["endpoints"])
+
+
+PLAINTEXT = (["http", "grpc", "metrics"], ["http", "grpc"], ["grpc", "http", "metrics"])
+ENCRYPTED = (["grpc", "metrics"], ["grpc"], ["grpc", "metrics"])
+
+
+@pytest.mark.parametrize("preflight", [PASSES, LOADS])
+@pytest.mark.parametrize("is_added", [True, False])
+def test_ports_are_those_of_the_pods_after_a_rollback_and_during_a_preflight(
+    is_added: bool, preflight: str
+) -> None:
+    expected, rollout = PLAINTEXT if is_added else ENCRYPTED, {"strategy": "NoSurge"}
+    server: dict[str, Any] = {} if is_added else TLS
+    world = World(builders.document(server=server, rollout=rollout), room=1, preflight=preflight)
+    world.certificate = before = certificate()
+    world.settle()
+    old = world.deployed
+    assert reachable(world) == expected
+    if not is_added:
+        world.other_certificates, world.certificate = (before,), None
+    world.change(server=TLS if is_added else {"tls": None}, tokenizer={"maxLength": 64}).step()
+    world.verdicts[world.status["revision"]] = BAD
+    world.settle()
+    assert world.deployed == old
+    reason = "RolledBack" if preflight == PASSES else "Preflight"
+    assert world.reasons()["Ready"] == f"False {reason}"
+    assert reachable(world) == expected

@@ -10,7 +10,7 @@ from tests.support.worlds import BAD, World
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
-from triton_pipelines.controllers.pipeline.policies.rollout import _failure
+from triton_pipelines.controllers.pipeline.policies.rollout_failure import failure_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.loader.main import EXIT_RETRY, EXIT_USER
 
@@ -113,7 +113,8 @@ def test_new_pods_that_serve_stay() -> None:
     def failed(*pods: Pod) -> bool:
         snapshot = Snapshot(builders.document(), pods=pods)
         return (
-            _failure("new", snapshot, [problem], old_removed=True, counts_deadline=True) is not None
+            failure_of("new", snapshot, [problem], old_removed=True, counts_deadline=True)
+            is not None
         )
 
     assert failed(failing)

@@ -218,6 +218,22 @@ def test_history_is_pruned_secret_first() -> None:
     assert world.deployed == revisions[2]
 
 
+def test_another_operator_key_changes_the_secret_but_no_pod() -> None:
+    """A pod that is created later, as by ``kubectl rollout restart``, reads the new key."""
+    world = World(builders.document()).started()
+    context = Context(world.options, lambda uid, revision: f"another key of {uid} {revision}", True)
+    decided = plan(world.observed(), context, world.now)
+    secret, live_config = decided.objects
+    name = names.revision_name(world.name, world.deployed)
+    assert (secret["kind"], secret["metadata"]["name"]) == ("Secret", name)
+    assert secret["stringData"] != world.secrets[name]["stringData"]
+    assert live_config["metadata"]["name"] == names.live_name(world.name)
+    assert (decided.delete, decided.starts_rollout) == ((), False)
+    (server,) = world.deployment["spec"]["template"]["spec"]["containers"]
+    read = [item for item in server["env"] if item["name"] == names.ENV_CONTROL_KEY]
+    assert read[0]["valueFrom"]["secretKeyRef"]["name"] == name
+
+
 @pytest.mark.parametrize(
     ("name", "revision"),
     [

@@ -12,10 +12,13 @@ import pytest
 
 from tests.support import builders
 from tests.support.messages import Messages
-from tests.support.worlds import BAD, DUMB, World
+from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
+from triton_pipelines.compile.render.objects import MIN_READY_SECONDS
 from triton_pipelines.controllers.pipeline.deployment_progress import serves_whole
 from triton_pipelines.controllers.pipeline.planner import Plan
+from triton_pipelines.controllers.pipeline.pod_probes import UNREADY_PROBE_SECONDS
+from triton_pipelines.controllers.pipeline.policies.rollout_failure import WRONG_PROBES
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 
@@ -347,16 +350,73 @@ def test_without_a_proven_revision_there_is_nothing_to_go_back_to() -> None:
     assert world.settle().deployed == good
 
 
-def test_a_revision_that_fails_inference_is_not_proven() -> None:
-    world = served(room=1, rollout={"strategy": "NoSurge"})
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("strategy", ["Auto", "Surge", "NoSurge", "Recreate"])
+def test_a_revision_that_keeps_failing_inference_is_rolled_back(
+    strategy: str, replicas: int
+) -> None:
+    world = served(replicas=replicas, rollout={"strategy": strategy})
     old = world.deployed
     world.change(**CHANGE).step()
     world.verdicts[world.status["revision"]] = DUMB
     world.settle()
-    assert world.reasons()["Ready"] == "False InferenceFailed"
+    assert world.deployed == old
+    assert len(world.serving) == replicas
+    assert {pod.revision for pod in world.pods} == {old}
+    assert world.reasons()["Ready"] == "False RolledBack"
+    assert world.reasons()["Available"] == "True Serving"
     assert world.state.rollout.verified == old
-    failing(world, tokenizer={"maxLength": 32})
-    assert world.settle().deployed == old
+    assert "(InferenceFailed)" in world.condition("Ready")["message"]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_no_old_pod_leaves_a_surge_for_one_that_fails_inference(replicas: int) -> None:
+    world = served(replicas=replicas, rollout={"strategy": "Surge"})
+    old = world.deployed
+    world.change(**CHANGE).step()
+    world.verdicts[world.status["revision"]] = DUMB
+    for _ in range(20):
+        world.pass_time(UNREADY_PROBE_SECONDS).control().run_pods().step()
+        assert [pod.revision for pod in world.serving].count(old) == replicas
+        assert world.condition("Available")["status"] == "True"
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
+
+
+def test_a_pod_is_probed_often_enough_before_it_counts_as_available() -> None:
+    assert MIN_READY_SECONDS > WRONG_PROBES * UNREADY_PROBE_SECONDS
+
+
+def test_the_shortest_deadline_exceeds_the_time_until_a_pod_counts_as_available() -> None:
+    """The API server rejects other Deployments."""
+    world = served(rollout={"progressDeadlineSeconds": 10})
+    spec = world.deployment["spec"]
+    assert (spec["minReadySeconds"], spec["progressDeadlineSeconds"]) == (9, 10)
+    assert world.change(**CHANGE).settle().reasons()["Ready"] == "True Succeeded"
+
+
+def test_a_verified_revision_that_fails_inference_is_not_rolled_back() -> None:
+    world = served(replicas=3)
+    world.change(**CHANGE).settle()
+    new = world.deployed
+    assert world.state.rollout.verified == new
+    world.verdicts[new] = DUMB
+    for _ in range(20):
+        world.pass_time(5).control().run_pods().step()
+    assert (world.deployed, world.reasons()["Ready"]) == (new, "False InferenceFailed")
+    world.verdicts[new] = GOOD
+    assert world.settle().reasons()["Ready"] == "True Succeeded"
+
+
+def test_a_problem_of_the_restored_revision_is_reported(messages: Messages) -> None:
+    world = served(room=1, rollout={"strategy": "NoSurge"})
+    old = world.deployed
+    failing(world)
+    world.verdicts[old] = BAD
+    world.settle()
+    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
+    message = world.condition("Ready")["message"]
+    assert f"; revision {old} has a problem too: pod {world.pods[0].name}: spec." in message
+    messages.check(message)
 
 
 def test_a_lost_record_of_the_restored_revision_ends_the_rollback() -> None:
@@ -454,18 +514,11 @@ def test_the_deadline_of_a_new_pod_begins_when_it_has_room() -> None:
 
 def test_a_revision_whose_pods_answer_no_probe_is_not_verified() -> None:
     """A crash at the first test inference is a probe without a response."""
-    world = served()
-    old = world.deployed
-    world.change(**CHANGE)
-    for _ in range(3):
-        world.step()
-        world.pass_time(5).control().run_pods()
-    observed = world.observed()
+    observed = served().observed()
     (pod,) = observed.pods
     silent = replace(observed.probes[pod.uid], error="no response within 10 s")
     assert serves_whole(observed, pod.revision, 1)
     assert not serves_whole(replace(observed, probes={pod.uid: silent}), pod.revision, 1)
-    assert pod.revision != old
 
 
 HOPELESS = (

@@ -41,7 +41,6 @@ def conditions_of(
     is_probed = pipeline.spec.health.inference is InferenceHealth.AUTO and not probe_blocker(
         pipeline, graph
     )
-    pod_names = {pod.name for pod in snapshot.pods if pod.revision == desired}
     case = _ServingCase(
         snapshot=snapshot,
         rollout=rollout,
@@ -51,7 +50,8 @@ def conditions_of(
         unverified=[
             pod for pod in updated if _needs_verification(snapshot.probes.get(pod.uid), is_probed)
         ],
-        leading=most_severe([problem for problem in problems if problem.pod in pod_names]),
+        leading=_leading(problems, snapshot, desired),
+        restored=_leading(problems, snapshot, rollout.target),
         overdue=(
             deadline_exceeded(desired, snapshot, problems)
             if rollout.deadline_counts_in is None
@@ -89,6 +89,8 @@ class _ServingCase:
     """Those of them whose test inference has not succeeded yet."""
     leading: Problem | None
     """The worst problem of the desired revision's pods."""
+    restored: Problem | None
+    """The same of the revision to run, which is another one after a rollback."""
     overdue: tuple[Reason, str] | None
     """Why the progress deadline passed; ``None`` while it has not."""
     available: Condition
@@ -134,6 +136,12 @@ class _ServingCase:
         ]
 
 
+def _leading(problems: Sequence[Problem], snapshot: Snapshot, revision: str) -> Problem | None:
+    """Return the worst problem of a revision's pods."""
+    pod_names = {pod.name for pod in snapshot.pods if pod.revision == revision}
+    return most_severe([problem for problem in problems if problem.pod in pod_names])
+
+
 def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     remaining = sum(not pod.deleting for pod in snapshot.pods)
     if remaining:
@@ -167,6 +175,9 @@ def _rolled_back(case: _ServingCase) -> list[Condition] | None:
             f"met, and was rolled back to it: {state.failed_message}; change the spec to "
             "retry"
         )
+    restored = case.restored
+    if restored is not None and restored.reason not in (Reason.LOADING, Reason.PROGRESSING):
+        text += f"; revision {target} has a problem too: {restored.message}"
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
 

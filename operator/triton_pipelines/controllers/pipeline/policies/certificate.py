@@ -9,6 +9,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import Tls
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.render.pod_volumes import mounted_tls
 from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
@@ -58,6 +59,18 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         events=(event,) if is_renewal and requeue_after is None else (),
         requeue_after=requeue_after,
     )
+
+
+def with_deployed_tls(snapshot: Snapshot, draft: Draft) -> InferencePipeline:
+    """Return the effective pipeline with ``server.tls`` of the revision to run.
+
+    Ports have to match its pods: after a rollback and during a preflight, the spec may set TLS
+    differently.
+    """
+    pipeline = draft.of(ReconciledSpec).pipeline
+    tls = _tls_of(snapshot, draft, _runs(draft))
+    server = pipeline.spec.server.model_copy(update={"tls": tls})
+    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"server": server})})
 
 
 def _runs(draft: Draft) -> str:

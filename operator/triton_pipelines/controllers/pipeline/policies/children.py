@@ -25,7 +25,7 @@ from triton_pipelines.controllers.pipeline.live_config_map import live_data
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
-from .certificate import with_certificate
+from .certificate import with_certificate, with_deployed_tls
 from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .kept_revisions import KeptRevisions
@@ -40,9 +40,10 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Apply the ConfigMaps, the Services, the optional objects and the Deployment."""
     pipeline, number = draft.of(ReconciledSpec).pipeline, draft.of(Replicas)
     rollout, options = draft.of(Rollout), draft.context.options
+    reachable = with_deployed_tls(snapshot, draft)
     optional = (
-        (ApplyStage.SERVICE, headless_service(pipeline)),
-        (ApplyStage.NETWORK_POLICY, network_policy(pipeline, options)),
+        (ApplyStage.SERVICE, headless_service(reachable)),
+        (ApplyStage.NETWORK_POLICY, network_policy(reachable, options)),
         (ApplyStage.DISRUPTION_BUDGET, disruption_budget(pipeline, number.number)),
     )
     deployment_object = deployment(
@@ -59,7 +60,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         apply=(
             *_revision_record(snapshot, draft),
             Apply(ApplyStage.LIVE_CONFIG_MAP, _live_config_map(snapshot, draft)),
-            Apply(ApplyStage.SERVICE, service(pipeline)),
+            Apply(ApplyStage.SERVICE, service(reachable)),
             *(Apply(stage, item) for stage, item in optional if item is not None),
             # A shared number changes nothing but its owner.
             Apply(ApplyStage.DEPLOYMENT, deployment_object, always=number.is_shared),

@@ -2,14 +2,13 @@
 
 The clock is passed in. A new revision replaces the old one pod by pod through the Deployment. If
 there is no room for a second pod (one GPU), ``Auto`` reads the scheduler's message and removes an
-old pod first. A revision that fails after old pods were removed is rolled back. So is one that
-serves but violates the SLO that the revision before met.
+old pod first. A revision that fails after old pods were removed is rolled back. So is one whose
+test inferences keep failing, and one that serves but violates the SLO that the revision before met.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from triton_pipelines.api.conditions import Reason
@@ -18,10 +17,7 @@ from triton_pipelines.controllers.pipeline.actions import soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import (
     deadline_counts_in,
-    deadline_exceeded,
 )
-from triton_pipelines.controllers.pipeline.pod_problems import Problem
-from triton_pipelines.controllers.pipeline.probe_record import DEAD_PROBES_ALONE, Probe
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
@@ -36,12 +32,10 @@ from triton_pipelines.controllers.timestamps import moment, rfc3339
 from .preflight import Preflight
 from .replicas import Replicas
 from .revision import DesiredRevision
+from .rollout_failure import SCALING_BLOCKED, RolloutFailure, failed_inference, failure_of
 from .rollout_target import RolloutTarget
 from .slo_guard import SloVerdict
 
-# Consecutive probes of a new revision's pod with a wrong output, after which it counts as failed. A
-# single one may be an accident of the probe.
-WRONG_PROBES = 2
 # Kept length of a failure's message: the live ConfigMap and each status have it until the spec
 # changes.
 FAILURE_MAX = 1024
@@ -70,14 +64,6 @@ class Rollout:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a rollout cannot end well."""
-
-    reason: Reason
-    message: str
-
-
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Roll the desired revision out; roll back if it fails or violates the SLO."""
     pipeline, desired = draft.of(ReconciledSpec).pipeline, draft.of(DesiredRevision).name
@@ -95,7 +81,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         strategy is RolloutStrategy.AUTO and _has_lost_old_pods(snapshot, desired, state.verified)
     )
     counts_in = deadline_counts_in(begun_target.revision, snapshot, now)
-    failure = _failure(
+    failure = failure_of(
         begun_target.revision,
         snapshot,
         draft.problems,
@@ -103,11 +89,10 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         counts_deadline=counts_in is None and state.overdue_revision != begun_target.revision,
     )
     if blocks_scaling and failure is None:
-        failure = _Failure(
-            Reason.ROLLOUT_FAILED,
-            "not all of its pods became ready, and live scaling needs the Deployment for "
-            "the serving pods",
-        )
+        failure = SCALING_BLOCKED
+    not_serving = failed_inference(begun_target.revision, snapshot, draft.problems)
+    failed = failure or not_serving
+    message = failed.message if failed is not None else preflight.failure_message
     rollout = Rollout(
         begun_target.revision,
         mode,
@@ -117,19 +102,13 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         else "",
         recheck,
         # If it is not known what served before, it may be this one.
-        _failure_text(begun_target.revision, snapshot, draft.problems, failure)
-        or preflight.failure_message
-        if begun_target.revision == desired and state.verified not in ("", desired)
-        else "",
+        message if begun_target.revision == desired and state.verified not in ("", desired) else "",
         preflight,
         counts_in,
     )
-    may_roll_back = blocks_scaling or old_removed
-    rollback = None
-    if begun_target.revision == desired:
-        rollback = (
-            _rolled_back(rollout, failure, desired, snapshot, strategy) if may_roll_back else None
-        ) or _reverted_for_slo(rollout, verdict, desired, snapshot, strategy)
+    # A surge removes old pods only for new ones that are ready, although these may fail inferences.
+    cause = (failure if blocks_scaling or old_removed else None) or not_serving
+    rollback = _rollback(rollout, cause, verdict, desired, snapshot, strategy)
     rollout = rollback or rollout
     # A rollback ends the watch over the rollout.
     states = (rollout.state, SloGuardState()) if rollback is not None else (rollout.state,)
@@ -169,9 +148,25 @@ def _mode(
     return _auto(begun_target.revision, snapshot, state, now)
 
 
+def _rollback(
+    rollout: Rollout,
+    cause: RolloutFailure | None,
+    verdict: SloVerdict,
+    desired: str,
+    snapshot: Snapshot,
+    strategy: RolloutStrategy,
+) -> Rollout | None:
+    """Return the rollback from the desired revision; ``None`` if it stays, or does not run."""
+    if rollout.target != desired:
+        return None
+    return _rolled_back(rollout, cause, desired, snapshot, strategy) or _reverted_for_slo(
+        rollout, verdict, desired, snapshot, strategy
+    )
+
+
 def _rolled_back(
     rollout: Rollout,
-    failure: _Failure | None,
+    failure: RolloutFailure | None,
     desired: str,
     snapshot: Snapshot,
     strategy: RolloutStrategy,
@@ -356,66 +351,4 @@ def _has_lost_old_pods(snapshot: Snapshot, desired: str, verified: str) -> bool:
         snapshot.deployed_revision() == desired != verified
         and not any(pod.serving for pod in snapshot.pods)
         and any(pod.revision == verified and lacks_room(pod) for pod in snapshot.pods)
-    )
-
-
-def _failure(
-    target: str,
-    snapshot: Snapshot,
-    problems: Sequence[Problem],
-    old_removed: bool,
-    *,
-    counts_deadline: bool,
-) -> _Failure | None:
-    """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
-
-    The reason is a final problem of one of its pods, or the Deployment's exceeded deadline. Once
-    old pods have left and no new pod serves, a permanent failure of the loader is enough, because
-    nothing serves until the rollback.
-    """
-    pods = {pod.name: pod for pod in snapshot.pods if pod.revision == target}
-    is_down = old_removed and not any(pod.serving for pod in pods.values())
-    for problem in problems:
-        pod = pods.get(problem.pod)
-        if pod is not None and (
-            problem.is_final or (is_down and problem.is_permanent and not pod.deleting)
-        ):
-            return _Failure(problem.reason, problem.message)
-    exceeded = deadline_exceeded(target, snapshot, problems) if counts_deadline else None
-    return _Failure(*exceeded) if exceeded is not None else None
-
-
-def _failure_text(
-    target: str, snapshot: Snapshot, problems: Sequence[Problem], failure: _Failure | None
-) -> str:
-    """Return why a new revision cannot or must not come to serve the whole pipeline.
-
-    If its first pod returns wrong outputs, the rollout is not continued: old pods would leave for
-    it.
-    """
-    if failure is not None:
-        return failure.message
-    wrong = {
-        pod.name
-        for pod in snapshot.pods
-        if pod.revision == target and _keeps_failing(snapshot.probes.get(pod.uid))
-    }
-    return next(
-        (
-            problem.message
-            for problem in problems
-            if problem.pod in wrong and problem.reason is Reason.INFERENCE_FAILED
-        ),
-        "",
-    )
-
-
-def _keeps_failing(probe: Probe | None) -> bool:
-    """Return whether a pod keeps returning wrong outputs, not just once by accident.
-
-    A dead process is repaired by a new pod (``policies/pod_repair.py``), unless it dies in that one
-    as well: a process that is still found dead then cannot be repaired that way.
-    """
-    return probe is not None and (
-        probe.consecutive_wrong >= WRONG_PROBES or probe.consecutive_dead > DEAD_PROBES_ALONE
     )

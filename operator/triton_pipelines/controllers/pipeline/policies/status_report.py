@@ -15,6 +15,7 @@ from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.tuning_run_state import with_tuning
 
+from .certificate import with_deployed_tls
 from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .pod_repair import PodRepairs
@@ -49,7 +50,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 def _status(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> dict[str, Any]:
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     status = statuses.compute(
-        spec.pipeline,
+        with_deployed_tls(snapshot, draft),
         spec.graph,
         snapshot,
         draft.of(Rollout),
