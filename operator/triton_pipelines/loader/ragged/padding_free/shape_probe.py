@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_pipelines.loader.onnx_graph.graph_walk import bodies, inputs, values
+from triton_pipelines.loader.onnx_graph.graph_walk import inputs, reached
 from triton_pipelines.loader.onnx_graph.model_runner import GraphInput
 from triton_pipelines.loader.onnx_store import Stored
 from triton_pipelines.loader.onnx_weights import all_tensors
@@ -81,7 +81,7 @@ def tensor_facts(graph: Any, runs: Sequence[Results]) -> dict[str, TensorFacts]:
         graph: the stock graph.
         runs: for each of :data:`BATCHES`, all tensors by name.
     """
-    dependent = _dependent(graph)
+    dependent = reached(graph, inputs(graph))
     facts: dict[str, TensorFacts] = {}
     for name, value in runs[0].items():
         first, second = _array(value), _array(runs[1].get(name))
@@ -106,23 +106,6 @@ def _array(value: Any) -> Array | None:
 
 def _axis(first: int, second: int) -> int | Axis:
     return first if first == second else _AXES.get((first, second), Axis.OTHER)
-
-
-def _dependent(graph: Any) -> set[str]:
-    """Return every tensor that an input can change."""
-    found = set(inputs(graph))
-    for node in graph.node:
-        if found.intersection(names_read(node)):
-            found.update(node.output)
-    return found
-
-
-def names_read(node: Any) -> set[str]:
-    """Return all names that a node reads, those in its bodies included."""
-    read = set(node.input)
-    for body in bodies(node):
-        read |= values(body)
-    return read - {""}
 
 
 def _filler(dims: tuple[int | Axis, ...], runs: Sequence[Array]) -> float | None:

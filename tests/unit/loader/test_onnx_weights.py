@@ -1,0 +1,83 @@
+"""Test the evaluation of models with ONNX's own evaluator."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support import oddgraphs
+from tests.support.raggedbackend import session
+from tests.support.raggedgraphs import Encoder, Head, make
+from triton_pipelines.loader.onnx_weights import open_with_mapped_weights
+
+MIB = 1 << 20
+
+
+def saved(model: Any, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    onnx.save(model, str(path))
+    return path
+
+
+def chain(length: int) -> Any:
+    """A chain of additions, of which the last also adds the first."""
+    nodes = [helper.make_node("Add", [f"v{n}", "v0"], [f"v{n + 1}"]) for n in range(length)]
+    return helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("v0", TensorProto.FLOAT, ["size"])],
+        [helper.make_tensor_value_info(f"v{length}", TensorProto.FLOAT, ["size"])],
+    )
+
+
+def in_a_branch(graph: Any) -> Any:
+    """The same nodes in the branches of an If; they read the input of the graph outside."""
+    branch = helper.make_graph(graph.node, "branch", [], graph.output)
+    condition = numpy_helper.from_array(np.array(True), "condition")
+    node = helper.make_node(
+        "If", ["condition"], [graph.output[0].name], then_branch=branch, else_branch=branch
+    )
+    return helper.make_graph([node], "outer", graph.input, graph.output, [condition])
+
+
+@pytest.mark.parametrize("place", [lambda graph: graph, in_a_branch], ids=["graph", "branch"])
+def test_a_tensor_is_held_until_its_last_reader(place: Any, tmp_path: Path) -> None:
+    model = helper.make_model(place(chain(30)), opset_imports=[helper.make_opsetid("", 17)])
+    run = open_with_mapped_weights(saved(model, tmp_path))
+    value = np.ones(MIB // 4, np.float32)
+    tracemalloc.start()
+    try:
+        outputs = run({"v0": value})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert outputs.keys() == {"v30"}
+    np.testing.assert_array_equal(outputs["v30"], 31 * value)
+    assert peak < 5 * MIB
+
+
+@pytest.mark.parametrize(
+    "oddity",
+    [
+        oddgraphs.branches_with_tables,
+        oddgraphs.nested_branches,
+        oddgraphs.loop,
+        oddgraphs.initializer_as_output,
+        oddgraphs.left_out_inputs,
+        oddgraphs.sequences,
+    ],
+)
+def test_bodies_get_what_they_read(oddity: Any, tmp_path: Path) -> None:
+    encoder = Encoder(heads=(Head.HIDDEN, Head.LOGITS))
+    model = make(encoder)
+    oddity(model)
+    fed = encoder.row(np.random.default_rng(0), 9)
+    outputs = open_with_mapped_weights(saved(model, tmp_path))(fed)
+    for name, expected in zip(outputs, session(model).run(list(outputs), fed), strict=True):
+        np.testing.assert_allclose(outputs[name], expected, rtol=0, atol=1e-5)
