@@ -48,6 +48,35 @@ class MatMul(OpRun):
         return (np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float16),)
 
 
+class Erf(OpRun):
+    """The error function, with an error below 1e-6.
+
+    ONNX's own calls a Python function for each element: a third of the time that a model with GELU
+    takes. Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        size = np.abs(x, dtype=np.float32 if x.dtype == np.float16 else x.dtype)
+        t = 1 / (1 + 0.3275911 * size)
+        factors = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+        value = 1 - t * np.polyval(factors, t) * np.exp(-size * size)
+        return (np.copysign(value, x).astype(x.dtype),)
+
+
+class GatherElements(OpRun):
+    """Elements at indices along an axis; ONNX's own fails if the axis has more than 32."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        # The other axes of the data may be longer than those of the indices.
+        shape = [slice(size) for size in indices.shape]
+        shape[axis] = slice(None)
+        return (np.take_along_axis(data[tuple(shape)], indices, axis),)
+
+
 class _Release:
     """A step of the evaluator that drops tensors which no later node reads."""
 
@@ -70,7 +99,7 @@ class _Release:
         return ()
 
 
-class _OutputEvaluator(ReferenceEvaluator):  # type: ignore[misc]
+class _OutputEvaluator(ReferenceEvaluator):
     """An evaluator that keeps a tensor only until its last reader has run.
 
     ONNX's own keeps all tensors until the end: with a row of 512 tokens, 4 GiB for 24 layers of
@@ -124,7 +153,7 @@ def _evaluated(
     stored: Stored, evaluator_type: type[ReferenceEvaluator]
 ) -> Callable[[Mapping[str, Array]], dict[str, Any]]:
     weights = dict(_taken(stored))
-    evaluator = evaluator_type(stored.model, new_ops=[MatMul])
+    evaluator = evaluator_type(stored.model, new_ops=[MatMul, Erf, GatherElements])
 
     def run(fed: Mapping[str, Array]) -> dict[str, Any]:
         # Graphs compute logarithms of 0 in places that they then mask; numpy would warn about them

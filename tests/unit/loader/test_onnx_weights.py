@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from tests.support import oddgraphs
 from tests.support.raggedbackend import session
@@ -81,3 +82,32 @@ def test_bodies_get_what_they_read(oddity: Any, tmp_path: Path) -> None:
     outputs = open_with_mapped_weights(saved(model, tmp_path))(fed)
     for name, expected in zip(outputs, session(model).run(list(outputs), fed), strict=True):
         np.testing.assert_allclose(outputs[name], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_elements_are_gathered_along_axes_of_any_length(axis: int, tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> gather (float[n, m, k] data, int64[a, b, c] at) '
+        f"=> (float[a, b, c] out) {{ out = GatherElements<axis = {axis}>(data, at) }}"
+    )
+    random = np.random.default_rng(0)
+    fed = {
+        "data": random.normal(size=(2, 70, 5)).astype(np.float32),
+        "at": random.integers(-70, 70, (1, 100, 5)),
+    }
+    outputs = open_with_mapped_weights(saved(model, tmp_path))(fed)
+    np.testing.assert_array_equal(outputs["out"], session(model).run(["out"], fed)[0])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64])
+def test_the_error_function(kind: Any, tmp_path: Path) -> None:
+    name = {np.float32: "float", np.float16: "float16", np.float64: "double"}[kind]
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 17]> erf ({name}[n] x) => ({name}[n] out) '
+        "{ out = Erf(x) }"
+    )
+    values = np.array([*np.linspace(-5, 5, 999), 0, np.inf, -np.inf, np.nan], kind)
+    made = open_with_mapped_weights(saved(model, tmp_path))({"x": values})["out"]
+    assert made.dtype == kind
+    expected = np.array([math.erf(value) for value in values], kind)
+    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-3 if kind is np.float16 else 1e-6)
