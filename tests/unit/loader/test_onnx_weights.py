@@ -91,7 +91,7 @@ def test_elements_are_gathered_along_axes_of_any_length(axis: int, tmp_path: Pat
         f"=> (float[a, b, c] out) {{ out = GatherElements<axis = {axis}>(data, at) }}"
     )
     random = np.random.default_rng(0)
-    fed = {
+    fed: dict[str, Any] = {
         "data": random.normal(size=(2, 70, 5)).astype(np.float32),
         "at": random.integers(-70, 70, (1, 100, 5)),
     }
