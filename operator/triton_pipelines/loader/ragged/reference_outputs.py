@@ -25,9 +25,10 @@ Shorter and longer than their neighbors, a single token, the longest twice.
 LONG: Final = 600
 """Tokens of the longest row in the second batch, where the model accepts as many.
 
-Some graphs change the outputs of a row only beside a long row, for example by a window of attention
-(up to 512 tokens wide in known encoders) or by a scale that grows above 512 tokens. The batch has
-few rows, because the padded form computes rows times the longest.
+Some graphs change the outputs of a row only in a batch with a long row, for example by a window of
+attention (up to 512 tokens wide in known encoders) or by a scale that grows above 512 tokens. The
+batch has few rows, because the padded form computes rows times the longest: in all, the
+verification takes 13 s of CPU time for 12 layers of width 768, and with short rows alone 3 s.
 """
 SIMILAR: Final = 5 / 6
 """Length of the second longest row in the second batch, as a share of the longest.
