@@ -129,12 +129,17 @@ def reached(graph: Any, start: Collection[str]) -> set[str]:
     """
     found = set(start)
     for node in graph.node:
-        read = set(node.input)
-        for body in bodies(node):
-            read |= values(body)
-        if read & found:
+        if names_read(node) & found:
             found.update(node.output)
     return found
+
+
+def names_read(node: Any) -> set[str]:
+    """Return all names that a node reads, those in its bodies included."""
+    read = set(node.input)
+    for body in bodies(node):
+        read |= values(body)
+    return read - {""}
 
 
 def element_type(value: Any) -> int:

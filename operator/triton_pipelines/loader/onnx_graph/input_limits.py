@@ -33,6 +33,7 @@ _COUNTS: Final = frozenset(
         "Tile",
         "Gather",
         "CumSum",
+        "ReduceSum",
         "Loop",
         "Scan",
     }

@@ -95,7 +95,7 @@ def generate_rows(
         graph_inputs: inputs of the stock graph.
         lengths: tokens of each row.
         sizes: input → number of values that its table holds; 2 where absent.
-        masks: inputs that are masks; they get ones.
+        masks: inputs that are masks; they get :func:`mask_value`.
     """
     random = np.random.default_rng(0)
     rows = []
@@ -103,9 +103,9 @@ def generate_rows(
         row: dict[str, Array] = {}
         for item in graph_inputs:
             if not item.per_token:
-                row[item.name] = random.uniform(0, 1, (1, *item.shape)).astype(item.dtype)
+                row[item.name] = further_values(random, item, 1)
             elif item.name in masks:
-                row[item.name] = np.ones((1, length), item.dtype)
+                row[item.name] = np.full((1, length), mask_value(item.name), item.dtype)
             else:
                 size = sizes.get(item.name, 2)
                 values = random.integers(0, size, (1, length))
@@ -114,6 +114,18 @@ def generate_rows(
                 row[item.name] = values.astype(item.dtype)
         rows.append(row)
     return rows
+
+
+def further_values(random: np.random.Generator, item: GraphInput, rows: int) -> Array:
+    """Return values of an input that the tokenizer does not fill: 0 and 1 if these are integers."""
+    shape = (rows, *item.shape)
+    values = random.uniform(0, 1, shape) if item.dtype.kind == "f" else random.integers(0, 2, shape)
+    return values.astype(item.dtype)
+
+
+def mask_value(name: str) -> int:
+    """Return what a mask holds for ordinary tokens: 1, but 0 in ``special_tokens_mask``."""
+    return 0 if "special" in name.lower() else 1
 
 
 def accepts(run: Run, row: Mapping[str, Array]) -> bool:

@@ -12,25 +12,22 @@ import numpy as np
 
 from triton_pipelines.api.loadplan import shape_input
 from triton_pipelines.loader.onnx_graph.model_runner import (
-    LONGEST,
     REFERENCE_MAX,
     Array,
     Evaluator,
     GraphInput,
     Outputs,
     Run,
-    accepts,
     choose_evaluator,
-    generate_rows,
     open_model,
 )
 from triton_pipelines.loader.ragged.eligibility import Adaptable
+from triton_pipelines.loader.ragged.reference_outputs import (
+    Batch,
+    StockGraphError,
+    reference_batches,
+)
 
-LENGTHS: Final = (3, 7, 1, 5, 7)
-"""Tokens of the rows.
-
-Shorter and longer than their neighbors, a single token, the longest twice.
-"""
 TOLERANCE: Final = {
     np.dtype(np.float16): 3e-2,
     np.dtype(np.float32): 1e-4,
@@ -38,8 +35,13 @@ TOLERANCE: Final = {
 }
 """Largest difference that rounding explains.
 
-Relative to the largest absolute output where that is above 1. A mask that does not work differs by
-far more.
+Relative to the largest value of the output in any row, but at most to :data:`NEAR_ZERO` times that
+of the row itself: scores of a rare class, for example, are small in most rows.
+"""
+NEAR_ZERO: Final = 10.0
+"""How much smaller than the others a value may be by chance.
+
+A score that happens to be near 0 has larger relative differences.
 """
 OUT_OF_MEMORY: Final = "there is not enough memory to run it"
 
@@ -112,6 +114,8 @@ def verify(
     graph_inputs: Sequence[GraphInput],
     adaptable: Adaptable,
     weights: int,
+    *,
+    is_padding_free: bool,
 ) -> Verification:
     """Run both files on generated rows and compare their outputs.
 
@@ -123,6 +127,7 @@ def verify(
         graph_inputs: inputs of the stock graph.
         adaptable: what the graph was adapted for.
         weights: bytes of the model's weights.
+        is_padding_free: whether the adapted graph groups rows by length instead of padding all.
     """
     evaluator = choose_evaluator(weights)
     if evaluator is Evaluator.NONE:
@@ -132,7 +137,10 @@ def verify(
             why=f"ONNX Runtime is not installed, and the weights are larger than {limit} GiB",
         )
     try:
-        return _compare_graphs(stock, adapted, graph_inputs, adaptable, evaluator)
+        batches = _run_stock(stock, graph_inputs, adaptable, evaluator, is_padding_free)
+        gc.collect()
+        flat = [item.name for item in graph_inputs if item.per_token]
+        return _compare(adapted, batches, flat, adaptable, evaluator)
     except _VerificationEndedError as ended:
         return ended.result
     finally:
@@ -141,48 +149,22 @@ def verify(
         gc.collect()
 
 
-def _compare_graphs(
-    stock: Path,
-    adapted: Path,
-    graph_inputs: Sequence[GraphInput],
-    adaptable: Adaptable,
-    evaluator: Evaluator,
-) -> Verification:
-    lengths = [min(length, adaptable.max_length or length) for length in LENGTHS]
-    rows = generate_rows(graph_inputs, lengths, adaptable.sizes, adaptable.masks)
-    flat = [item.name for item in graph_inputs if item.per_token]
-    single = _run_stock(stock, rows, graph_inputs, adaptable, evaluator)
-    gc.collect()
-    run, batched = _run_adapted(adapted, rows, flat, adaptable, evaluator)
-    worst = _largest_difference(single, batched, adaptable.plan.token_outputs)
-    if worst > 1:
-        return Verification(
-            evaluator,
-            worst,
-            fault="a row's output depends on the other rows of its batch, because parts of "
-            "the graph ignore the attention mask",
-        )
-    if not _guard_fails_batch(run, rows, flat):
-        return Verification(
-            evaluator, worst, fault="the guard against rows that Triton did not fill does not work"
-        )
-    return Verification(evaluator, worst)
-
-
 def _run_stock(
     stock: Path,
-    rows: Sequence[Mapping[str, Array]],
     graph_inputs: Sequence[GraphInput],
     adaptable: Adaptable,
     evaluator: Evaluator,
-) -> list[Outputs]:
+    is_padding_free: bool,
+) -> list[Batch]:
     """Run each row alone. Raises :class:`_VerificationEndedError`."""
     try:
-        run = open_model(stock, evaluator)
-        single = [run(row) for row in rows]
-        fault = _dims_fault(single, adaptable) or _length_fault(run, graph_inputs, adaptable)
+        return reference_batches(
+            open_model(stock, evaluator), graph_inputs, adaptable, is_padding_free=is_padding_free
+        )
     except MemoryError:
         raise _VerificationEndedError(Verification(Evaluator.NONE, why=OUT_OF_MEMORY)) from None
+    except StockGraphError as error:
+        raise _VerificationEndedError(Verification(evaluator, fault=str(error))) from None
     except Exception as error:
         # Mostly custom operators: nothing here can show that rows do not affect each other.
         raise _VerificationEndedError(
@@ -192,54 +174,48 @@ def _run_stock(
                 f"({_first_line(error)})",
             )
         ) from error
-    if fault:
-        raise _VerificationEndedError(Verification(evaluator, fault=fault))
-    return single
 
 
-def _dims_fault(single: Sequence[Outputs], adaptable: Adaptable) -> str:
-    """Return which output does not have its declared dims; empty if all have them."""
-    for name, declared in adaptable.output_dims.items():
-        if name in adaptable.plan.token_outputs:
-            continue
-        for output in single:
-            dims = output[name].shape[1:] if name in output else declared
-            if len(dims) != len(declared) or any(
-                size not in (-1, dim) for size, dim in zip(declared, dims, strict=True)
-            ):
-                return (
-                    f"output {name} has the dims {list(dims)}, and spec.model.outputs declares "
-                    f"{list(declared)}"
-                )
-    return ""
-
-
-def _run_adapted(
+def _compare(
     adapted: Path,
-    rows: Sequence[Mapping[str, Array]],
+    batches: Sequence[Batch],
     flat: Sequence[str],
     adaptable: Adaptable,
     evaluator: Evaluator,
-) -> tuple[Run, list[dict[str, Array]]]:
-    """Run all rows in one batch. Raises :class:`_VerificationEndedError`."""
+) -> Verification:
+    """Compare each batch with its rows alone. Raises :class:`_VerificationEndedError`."""
+    plan, worst, scales = adaptable.plan, 0.0, _scales(batches)
     try:
         run = open_model(adapted, evaluator)
-        return run, split_batch(
-            run(join_batch(rows, flat)),
-            rows,
-            adaptable.plan.inputs[0].name,
-            adaptable.plan.token_outputs,
-        )
+        for batch in batches:
+            outputs = run(join_batch(batch.rows, flat))
+            own = split_batch(outputs, batch.rows, plan.inputs[0].name, plan.token_outputs)
+            worst = max(worst, _largest_difference(batch.single, own, plan.token_outputs, scales))
+            if worst > 1:
+                return Verification(
+                    evaluator,
+                    worst,
+                    fault="a row's output depends on the other rows of its batch, because parts "
+                    "of the graph ignore the attention mask",
+                )
     except MemoryError:
         raise _VerificationEndedError(Verification(Evaluator.NONE, why=OUT_OF_MEMORY)) from None
     except Exception as error:
         raise _VerificationEndedError(
             Verification(evaluator, fault=f"the adapted graph does not run: {_first_line(error)}")
         ) from error
+    if not _guard_fails_batch(run, batches[0].rows, flat):
+        return Verification(
+            evaluator, worst, fault="the guard against rows that Triton did not fill does not work"
+        )
+    return Verification(evaluator, worst)
 
 
 def _largest_difference(
-    single: Sequence[Outputs], batched: Sequence[Outputs], token_outputs: Sequence[str]
+    single: Sequence[Outputs],
+    batched: Sequence[Outputs],
+    token_outputs: Sequence[str],
+    scales: Mapping[str, float],
 ) -> float:
     """Return the largest difference of any output as a share of the tolerance."""
     worst = 0.0
@@ -249,7 +225,7 @@ def _largest_difference(
             padded = name not in token_outputs and output.shape != other[name].shape
             if padded and output.ndim > 1:
                 continue
-            worst = max(worst, difference(output, other[name]))
+            worst = max(worst, difference(output, other[name], scales.get(name, 0.0)))
     return worst
 
 
@@ -266,50 +242,37 @@ def _guard_fails_batch(run: Run, rows: Sequence[Mapping[str, Array]], flat: Sequ
     return False
 
 
-def _length_fault(run: Run, graph_inputs: Sequence[GraphInput], adaptable: Adaptable) -> str:
-    """Return what is wrong with the maximum length; empty if nothing is.
-
-    The stock graph must accept rows of that length, and no longer ones where the graph itself
-    states the maximum.
-    """
-    bound, sent = adaptable.max_length, adaptable.plan.max_length
-
-    def accepts_length(length: int) -> bool:
-        rows = generate_rows(graph_inputs, [length], adaptable.sizes, adaptable.masks)
-        return accepts(run, rows[0])
-
-    if bound is None:
-        return ""
-    if not adaptable.stated_by_graph:
-        tried = min(bound, LONGEST)
-        if accepts_length(tried):
-            return ""
-        return f"it rejects rows of {tried} tokens, which spec.tokenizer.maxLength allows"
-    if sent is not None and bound < sent and accepts_length(bound + 1):
-        return (
-            f"a table of the graph seems to limit rows to {bound} tokens, but the graph "
-            "accepts longer rows"
-        )
-    return ""
-
-
-def difference(one: Array, other: Array) -> float:
+def difference(one: Array, other: Array, scale: float) -> float:
     """Return the largest difference of two outputs as a share of the tolerance.
 
     Infinite for different shapes or types, and for integers that differ.
+
+    Args:
+        one: output of the stock graph.
+        other: output of the adapted graph.
+        scale: largest absolute value of this output in any row.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     tolerance = TOLERANCE.get(one.dtype)
-    if tolerance is None:
+    if tolerance is None or not one.size:
         return 0.0 if np.array_equal(one, other) else float("inf")
-    if not one.size:
+    largest = float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max())
+    if largest == 0:
         return 0.0
-    scale = max(1.0, float(np.abs(one).max()))
-    largest = (
-        float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max()) / scale / tolerance
-    )
-    return float("inf") if np.isnan(largest) else largest
+    scale = min(scale, NEAR_ZERO * float(np.abs(one.astype(np.float64)).max()))
+    return float("inf") if np.isnan(largest) or scale == 0 else largest / scale / tolerance
+
+
+def _scales(batches: Sequence[Batch]) -> dict[str, float]:
+    """Return the largest absolute value of each output in all rows of the stock graph."""
+    scales: dict[str, float] = {}
+    for batch in batches:
+        for outputs in batch.single:
+            for name, value in outputs.items():
+                if value.size and value.dtype in TOLERANCE:
+                    scales[name] = max(scales.get(name, 0.0), float(np.abs(value).max()))
+    return scales
 
 
 def _first_line(error: Exception) -> str:

@@ -224,7 +224,14 @@ class _FileAdaptation:
             save(stored, temporary)
             bare = skeleton(stored.model)
             # `save` has emptied the model, so its weights do not take memory during the runs.
-            verification = verify(self.path, temporary, self.inputs, self.adaptable, self.weights)
+            verification = verify(
+                self.path,
+                temporary,
+                self.inputs,
+                self.adaptable,
+                self.weights,
+                is_padding_free=isinstance(form, PaddingFree),
+            )
             self._check_verification(verification, bare, form)
             self._check_length()
             replace_durably(temporary, self.path)

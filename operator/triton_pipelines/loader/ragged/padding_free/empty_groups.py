@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import helper, numpy_helper
 
-from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
+from triton_pipelines.loader.onnx_graph.graph_walk import names_read
 
 LEAST: Final = 5
 """Operators for which a branch is worth its own cost."""

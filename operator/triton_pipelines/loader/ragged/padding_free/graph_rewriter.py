@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from triton_pipelines.loader.onnx_graph.graph_walk import rename
+from triton_pipelines.loader.onnx_graph.graph_walk import names_read, rename
 from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.padding_free.empty_groups import GroupResult
 from triton_pipelines.loader.ragged.padding_free.placement import Placement
 from triton_pipelines.loader.ragged.padding_free.position_wise import FlatOperator, Reading
-from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
 from triton_pipelines.loader.ragged.padding_free.tensor_facts import Axis, Facts, TokenAxes
 from triton_pipelines.loader.ragged.padding_free.token_maps import PaddedView, TokenMaps
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from triton_pipelines.loader.onnx_graph.graph_walk import names_read
 from triton_pipelines.loader.ragged.padding_free.position_wise import (
     HEAVY,
     FlatOperator,
     Reading,
     flat_operator,
 )
-from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
 from triton_pipelines.loader.ragged.padding_free.tensor_facts import Facts
 
 _CONTRACTING: Final = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "Attention", "QLinearMatMul"})

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from triton_pipelines.loader.onnx_graph.graph_walk import inputs as graph_inputs
+from triton_pipelines.loader.onnx_graph.graph_walk import names_read
 from triton_pipelines.loader.onnx_graph.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.input_padding import RowValues
 from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
 from triton_pipelines.loader.ragged.padding_free.empty_groups import skip_empty_groups
 from triton_pipelines.loader.ragged.padding_free.graph_rewriter import GraphRewriter
-from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
 from triton_pipelines.loader.ragged.padding_free.token_maps import build_token_maps
 
 

@@ -8,8 +8,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_pipelines.loader.onnx_graph.graph_walk import bodies, inputs, values
-from triton_pipelines.loader.onnx_graph.model_runner import GraphInput
+from triton_pipelines.loader.onnx_graph.graph_walk import inputs, reached
+from triton_pipelines.loader.onnx_graph.model_runner import (
+    GraphInput,
+    further_values,
+    mask_value,
+)
 from triton_pipelines.loader.onnx_store import Stored
 from triton_pipelines.loader.onnx_weights import all_tensors
 from triton_pipelines.loader.ragged.eligibility import Adaptable
@@ -22,10 +26,11 @@ from triton_pipelines.loader.ragged.padding_free.tensor_facts import (
 Array = NDArray[Any]
 Results = Mapping[str, Any]
 
-BATCHES: Final = ((2, 3), (3, 5))
+BATCHES: Final = ((3, 5), (2, 17))
 """Rows and places of the two batches.
 
-Rows, places, their product and fixed lengths give different pairs of lengths.
+Rows, places, their product and fixed lengths give different pairs of lengths, and so does a number
+of blocks of 8 or 16 places. What grows with the places cannot have the lengths of the rows.
 """
 _AXES: Final = {
     tuple(rows for rows, _ in BATCHES): Axis.ROWS,
@@ -63,12 +68,12 @@ def probe_batch(
     feed: dict[str, Array] = {}
     for item in graph_inputs:
         if not item.per_token:
-            feed[item.name] = random.uniform(0, 1, (rows, *item.shape)).astype(item.dtype)
+            feed[item.name] = further_values(random, item, rows)
             continue
         size = 2 if item.name in adaptable.masks else adaptable.sizes.get(item.name, 2)
         value = random.integers(0, size, (rows, places))
         if item.name in adaptable.masks:
-            value[:] = 1
+            value[:] = mask_value(item.name)
         value[-1, 1:] = min(pads[item.name], size - 1)
         feed[item.name] = value.astype(item.dtype)
     return feed
@@ -81,7 +86,7 @@ def tensor_facts(graph: Any, runs: Sequence[Results]) -> dict[str, TensorFacts]:
         graph: the stock graph.
         runs: for each of :data:`BATCHES`, all tensors by name.
     """
-    dependent = _dependent(graph)
+    dependent = reached(graph, inputs(graph))
     facts: dict[str, TensorFacts] = {}
     for name, value in runs[0].items():
         first, second = _array(value), _array(runs[1].get(name))
@@ -106,23 +111,6 @@ def _array(value: Any) -> Array | None:
 
 def _axis(first: int, second: int) -> int | Axis:
     return first if first == second else _AXES.get((first, second), Axis.OTHER)
-
-
-def _dependent(graph: Any) -> set[str]:
-    """Return every tensor that an input can change."""
-    found = set(inputs(graph))
-    for node in graph.node:
-        if found.intersection(names_read(node)):
-            found.update(node.output)
-    return found
-
-
-def names_read(node: Any) -> set[str]:
-    """Return all names that a node reads, those in its bodies included."""
-    read = set(node.input)
-    for body in bodies(node):
-        read |= values(body)
-    return read - {""}
 
 
 def _filler(dims: tuple[int | Axis, ...], runs: Sequence[Array]) -> float | None:
