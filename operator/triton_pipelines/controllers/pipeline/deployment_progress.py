@@ -78,17 +78,15 @@ def deadline_counts_in(target: str, snapshot: Snapshot, now: dt.datetime) -> flo
         return (left - now).total_seconds()
     spec = (snapshot.deployment or {}).get("spec") or {}
     seconds = int(spec.get("progressDeadlineSeconds") or 0)
-    placed = max(
-        (
-            moment(str(pod.condition("PodScheduled").get("lastTransitionTime") or "")) or now
-            for pod in snapshot.pods
-            if pod.revision == target
-            and not pod.deleting
-            and pod.condition("PodScheduled").get("status") == "True"
-        ),
-        default=None,
+    times = (
+        moment(str(placed.get("lastTransitionTime") or ""))
+        for pod in snapshot.pods
+        if pod.revision == target
+        and not pod.deleting
+        and (placed := pod.condition("PodScheduled")).get("status") == "True"
     )
-    remaining = (placed - now).total_seconds() + seconds if placed is not None else 0.0
+    latest = max(filter(None, times), default=None)
+    remaining = (latest - now).total_seconds() + seconds if latest is not None else 0.0
     return remaining if remaining > 0 else None
 
 
