@@ -14,19 +14,18 @@ CREATED, UPDATED, AVAILABLE, LATE = (
     "NewReplicaSetAvailable",
     "ProgressDeadlineExceeded",
 )
-_FIELDS = ("replicas", "updatedReplicas", "availableReplicas", "readyReplicas")
+_FIELDS = ("replicas", "updatedReplicas", "availableReplicas")
 
 
 class Counted(NamedTuple):
     """Number of a Deployment's pods that are not terminating.
 
-    It counts all, those of the current template, and how many of all are available and ready.
+    It counts all, those of the current template, and how many of all are available.
     """
 
     all: int
     new: int
     available: int
-    ready: int = 0
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Counted:
@@ -61,12 +60,11 @@ def progressing(
             AVAILABLE,
             False,
         )  # once complete it stays so, whatever becomes of its pods: no deadline holds for it
-    if seen[:3] == (wanted, wanted, wanted):
+    if seen == Counted(wanted, wanted, wanted):
         return AVAILABLE, True
     if (
         seen.new > before.new
         or seen.all - seen.new < before.all - before.new
-        or seen.ready > before.ready
         or seen.available > before.available
     ):
         return UPDATED, True

@@ -18,8 +18,6 @@ from triton_pipelines.cluster.errors import Conflict, NotFound
 from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, REPLICA_SETS
 from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH
 
-_LONG_AGO = "2026-01-01T12:00:00Z"
-
 
 def ready_status(pod: Object) -> Object:
     """Status of a pod whose loader is done and whose Triton serves."""
@@ -35,10 +33,7 @@ def ready_status(pod: Object) -> Object:
         "phase": "Running",
         "podIP": "10.0.0.1",
         "podIPs": [{"ip": "10.0.0.1"}],
-        # A Deployment does not wait for minReadySeconds of these pods.
-        "conditions": [
-            {"type": kind, "status": "True", "lastTransitionTime": _LONG_AGO} for kind in conditions
-        ],
+        "conditions": [{"type": kind, "status": "True"} for kind in conditions],
         "initContainerStatuses": [
             {
                 **common,
@@ -54,7 +49,7 @@ def ready_status(pod: Object) -> Object:
                 "name": names.CONTAINER_SERVER,
                 "image": "i",
                 "ready": True,
-                "state": {"running": {"startedAt": _LONG_AGO}},
+                "state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}},
             }
         ],
     }

@@ -636,9 +636,7 @@ class World:
         live = [pod for pod in self.pods if not pod.away]
         new = [pod for pod in live if pod.template == template]
         old = [pod for pod in live if pod.template != template]
-        available = [pod for pod in live if self._is_available(pod)]
-        ready = sum(pod.serving for pod in live)
-        seen = Counted(len(live), len(new), len(available), ready)
+        seen = Counted(len(live), len(new), sum(pod.serving for pod in live))
         if spec["strategy"]["type"] == "Recreate":
             for pod in old:
                 pod.away = True
@@ -653,11 +651,6 @@ class World:
         self._tell(wanted, template, seen)
         return self
 
-    def _is_available(self, pod: ModelPod) -> bool:
-        """Return whether a pod has been ready for as long as the Deployment requires."""
-        seconds = self.deployment["spec"]["minReadySeconds"]
-        return pod.serving and self.now - pod.since >= dt.timedelta(seconds=seconds)
-
     def _create(self, count: int, template: str) -> None:
         for _ in range(max(count, 0)):
             self._serial += 1
@@ -671,13 +664,12 @@ class World:
 
         Unhealthy pods of old ReplicaSets go first, then available ones above the minimum.
         """
-        available_new = sum(map(self._is_available, new))
-        unavailable = [pod for pod in old if not self._is_available(pod)]
-        most = available_new + len(old) - least
-        for pod in sorted(unavailable, key=lambda pod: pod.serving)[: max(most, 0)]:
+        unavailable_new = sum(not pod.serving for pod in new)
+        most = len(new) + len(old) - least - unavailable_new
+        for pod in [pod for pod in old if not pod.serving][: max(most, 0)]:
             pod.away = True
-        available = [pod for pod in old if self._is_available(pod)]
-        for pod in available[: max(available_new + len(available) - least, 0)]:
+        available = sum(pod.serving for pod in (*new, *old))
+        for pod in [pod for pod in old if pod.serving][: max(available - least, 0)]:
             pod.away = True
 
     def _tell(self, wanted: int, template: str, seen: Counted) -> None:

@@ -14,11 +14,8 @@ from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import BAD, DUMB, GOOD, World
 from triton_pipelines.api import names
-from triton_pipelines.compile.render.objects import MIN_READY_SECONDS
 from triton_pipelines.controllers.pipeline.deployment_progress import serves_whole
 from triton_pipelines.controllers.pipeline.planner import Plan
-from triton_pipelines.controllers.pipeline.pod_probes import UNREADY_PROBE_SECONDS
-from triton_pipelines.controllers.pipeline.policies.rollout_failure import WRONG_PROBES
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 
@@ -367,31 +364,6 @@ def test_a_revision_that_keeps_failing_inference_is_rolled_back(
     assert world.reasons()["Available"] == "True Serving"
     assert world.state.rollout.verified == old
     assert "(InferenceFailed)" in world.condition("Ready")["message"]
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_no_old_pod_leaves_a_surge_for_one_that_fails_inference(replicas: int) -> None:
-    world = served(replicas=replicas, rollout={"strategy": "Surge"})
-    old = world.deployed
-    world.change(**CHANGE).step()
-    world.verdicts[world.status["revision"]] = DUMB
-    for _ in range(20):
-        world.pass_time(UNREADY_PROBE_SECONDS).control().run_pods().step()
-        assert [pod.revision for pod in world.serving].count(old) == replicas
-        assert world.condition("Available")["status"] == "True"
-    assert (world.deployed, world.reasons()["Ready"]) == (old, "False RolledBack")
-
-
-def test_a_pod_is_probed_often_enough_before_it_counts_as_available() -> None:
-    assert MIN_READY_SECONDS > WRONG_PROBES * UNREADY_PROBE_SECONDS
-
-
-def test_the_shortest_deadline_exceeds_the_time_until_a_pod_counts_as_available() -> None:
-    """The API server rejects other Deployments."""
-    world = served(rollout={"progressDeadlineSeconds": 10})
-    spec = world.deployment["spec"]
-    assert (spec["minReadySeconds"], spec["progressDeadlineSeconds"]) == (9, 10)
-    assert world.change(**CHANGE).settle().reasons()["Ready"] == "True Succeeded"
 
 
 def test_a_verified_revision_that_fails_inference_is_not_rolled_back() -> None:

@@ -16,9 +16,6 @@ from triton_pipelines.compile.graph.drain import sequence_idle_seconds
 # Kubernetes' own default, and the most that it takes.
 AFFINITY_SECONDS = 10800
 AFFINITY_SECONDS_MAX = 86400
-# How long a new pod has to be ready before an old one leaves for it (seconds). The operator probes
-# it at once, and again 5 s after a failed test inference; the second failure rolls back.
-MIN_READY_SECONDS = 15
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -218,16 +215,13 @@ def deployment(
     ``replicas`` is ``None`` if another manager owns the number. ``before`` is the revision that
     served before, or "" if none is known.
     """
-    deadline = pipeline.spec.rollout.progress_deadline_seconds
     spec: dict[str, Any] = {
         "selector": {"matchLabels": names.selector(pipeline.name)},
         "strategy": strategy(mode),
         # Set explicitly: only the resource's annotation may pause rollouts, and not a direct edit
         # of the Deployment.
         "paused": False,
-        # The API server requires less than the deadline.
-        "minReadySeconds": min(MIN_READY_SECONDS, deadline - 1),
-        "progressDeadlineSeconds": deadline,
+        "progressDeadlineSeconds": pipeline.spec.rollout.progress_deadline_seconds,
         "revisionHistoryLimit": pipeline.spec.rollout.revision_history_limit,
         "template": json.loads(json.dumps(template)),
     }
