@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 
 from tests.support import builders
 from tests.support.messages import Messages
 from tests.support.worlds import BAD, World
+from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
-from triton_pipelines.controllers.pipeline.policies.rollout_failure import failure_of
+from triton_pipelines.controllers.pipeline.policies.rollout_failure import (
+    failed_inference,
+    failure_of,
+)
+from triton_pipelines.controllers.pipeline.probe_record import Probe
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.loader.main import EXIT_RETRY, EXIT_USER
 
@@ -120,3 +127,16 @@ def test_new_pods_that_serve_stay() -> None:
     assert failed(failing)
     assert not failed(serving, failing)
     assert not failed(leaving)
+
+
+@pytest.mark.parametrize("health", ["Healthy", "Unhealthy"])
+def test_an_unhealthy_device_is_no_fault_of_the_revision(health: str) -> None:
+    """The pod fails its test inferences, but another node's device would run them."""
+    device = {"name": "nvidia.com/gpu", "resources": [{"resourceID": "GPU-1", "health": health}]}
+    server = {"name": names.CONTAINER_SERVER, "allocatedResourcesStatus": [device]}
+    raw = {"metadata": {}, "status": {"containerStatuses": [server]}}
+    pod = Pod("new-1", "new-1", "new", "10.0.0.1", True, False, raw)
+    probe = Probe(dt.datetime.now(dt.UTC), True, inference_error="NaN", consecutive_wrong=2)
+    snapshot = Snapshot(builders.document(), pods=(pod,), probes={pod.uid: probe})
+    problem = Problem(Reason.INFERENCE_FAILED, "NaN", pod.name)
+    assert (failed_inference("new", snapshot, [problem]) is None) == (health == "Unhealthy")
